@@ -1,0 +1,17 @@
+"""The one error a reader of the cost model has to know."""
+
+from __future__ import annotations
+
+
+class RuleError(ValueError):
+    """A value broke a rule.
+
+    Carries the three things a user needs: the rule that was broken, the value that broke it, and what to
+    do about it. Command line and HTTP layer print them apart; ``str()`` joins them.
+    """
+
+    def __init__(self, *, rule: str, value: object, remedy: str) -> None:
+        super().__init__(f"{rule} (got {value!r}). {remedy}")
+        self.rule = rule
+        self.value = value
+        self.remedy = remedy

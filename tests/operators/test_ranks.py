@@ -1,0 +1,96 @@
+"""The group an operator talks through: what it promises, over gloo and in loopback."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from operators.errors import RuleError
+from operators.ranks import LoopbackRanks, ProcessRanks, Ranks
+from tests.gang import Gang, RankFailed, gang
+
+
+def _exchange(ranks: Ranks) -> list[float]:
+    # rank r sends r+1 rows valued 10*r+to to every rank
+    n = ranks.rank + 1
+    source = torch.cat(
+        [torch.full((n, 3), 10.0 * ranks.rank + to, dtype=torch.bfloat16) for to in range(ranks.size)]
+    )
+    out_splits = [r + 1 for r in range(ranks.size)]
+    output = torch.empty(sum(out_splits), 3, dtype=torch.bfloat16)
+    ranks.all_to_all(output, source, out_splits, [n] * ranks.size).wait()
+    return [float(v) for v in output[:, 0]]
+
+
+def test_all_to_all_moves_rows_of_any_dtype_to_their_rank() -> None:
+    for rank, values in enumerate(gang(4).run(_exchange)):
+        assert values == [10.0 * r + rank for r in range(4) for _ in range(r + 1)]
+
+
+def _empty_exchange(ranks: Ranks) -> int:
+    # only rank 0 has rows, all for the last rank
+    rows = 5 if ranks.rank == 0 else 0
+    to = [rows if r == ranks.size - 1 else 0 for r in range(ranks.size)]
+    got = [5 if r == 0 and ranks.rank == ranks.size - 1 else 0 for r in range(ranks.size)]
+    output = torch.zeros(sum(got), 2)
+    ranks.all_to_all(output, torch.ones(rows, 2), got, to).wait()
+    return int(output.sum())
+
+
+def test_ranks_without_rows_take_part() -> None:
+    assert gang(4).run(_empty_exchange) == [0, 0, 0, 10]
+
+
+def _hop(ranks: Ranks) -> tuple[int, int]:
+    # shards of uneven, also empty, size travel one place
+    mine = torch.full((ranks.rank,), ranks.rank)
+    source = (ranks.rank - 1) % ranks.size
+    receive = torch.empty(source, dtype=mine.dtype)
+    ranks.shift(mine, receive).wait()
+    return receive.numel(), int(receive.sum())
+
+
+def test_ring_hop_carries_uneven_and_empty_shards() -> None:
+    assert gang(4).run(_hop) == [(3, 9), (0, 0), (1, 1), (2, 4)]
+
+
+def _gather(ranks: Ranks) -> list[list[int]]:
+    total = torch.tensor([1])
+    ranks.all_reduce(total)
+    return [ranks.all_gather(torch.tensor([ranks.rank, 7])).flatten().tolist(), total.tolist()]
+
+
+def test_gather_and_reduce() -> None:
+    assert gang(2).run(_gather) == [[[0, 7, 1, 7], [2]]] * 2
+
+
+def _fail_on_one(ranks: Ranks) -> None:
+    if ranks.rank == 1:
+        raise ValueError("rank 1 is ill")
+
+
+def test_a_failing_rank_fails_the_test_with_its_traceback() -> None:
+    own = Gang(2)
+    with pytest.raises(RankFailed, match="rank 1 is ill"):
+        own.run(_fail_on_one)
+
+
+def test_loopback_gives_rows_of_the_right_size_without_temporaries() -> None:
+    ranks = LoopbackRanks(4, 2)
+    source = torch.arange(6.0).reshape(3, 2)
+    output = torch.full((7, 2), torch.nan)
+    ranks.all_to_all(output, source, [2, 2, 2, 1], [1, 1, 1, 0]).wait()
+    assert output[:, 0].tolist() == [0, 2, 4, 0, 2, 4, 0]
+    assert ranks.all_gather(torch.tensor([3])).tolist() == [[3]] * 4
+    empty = torch.full((2, 2), torch.nan)
+    ranks.all_to_all(empty, source[:0], [2, 0, 0, 0], [0] * 4).wait()
+    assert empty.tolist() == [[0, 0], [0, 0]]
+
+
+def test_errors_name_rule_value_and_remedy() -> None:
+    with pytest.raises(RuleError) as bad:
+        LoopbackRanks(2, 2)
+    assert bad.value.value == (2, 2)
+    assert bad.value.remedy
+    with pytest.raises(RuleError, match="initialised process group"):
+        ProcessRanks()
