@@ -1,4 +1,4 @@
-# One image for the API, the worker and the migrations. CPU build; see docs/deployment.md for CUDA.
+# One image for the API, the worker and the migrations (docs/deployment.md).
 FROM python:3.11-slim
 WORKDIR /app
 COPY pyproject.toml constraints.txt README.md LICENSE ./
@@ -7,9 +7,10 @@ COPY tuner ./tuner
 COPY operators ./operators
 COPY cost_model ./cost_model
 COPY db ./db
+# The API and the planner import no torch; a worker on CPUs wants torch's CPU build: name its index in PIP_ARGS.
 ARG TORCH=torch==2.13.0
-ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
-RUN pip install --no-cache-dir --extra-index-url "$TORCH_INDEX" --constraint constraints.txt "$TORCH" \
+ARG PIP_ARGS=
+RUN pip install --no-cache-dir $PIP_ARGS --constraint constraints.txt "$TORCH" \
  && pip install --no-cache-dir --constraint constraints.txt '.[service]' \
  && useradd --create-home flatpeak
 USER flatpeak
