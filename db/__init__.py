@@ -1,0 +1,1 @@
+"""Tables, repositories and migrations: what flatpeak remembers, in SQLite or PostgreSQL."""
