@@ -44,8 +44,8 @@ PHASE_NAMES = (
 )
 """Phases of a training step; the two dense ones are there only for a model with dense layers."""
 
-HOST_TERM_NAMES = ("optimizer_state", "boundaries", "base")
-"""Names of the host's terms."""
+HOST_TERM_NAMES = ("optimizer_state", "boundaries", "base", "device_memory")
+"""Names of the host's terms; the last only where ranks are CPU processes and their memory is the node's."""
 
 FITS_HBM_SHARE = 0.95
 """A launch fits when its footprint leaves this much of the card's memory unused or less."""
