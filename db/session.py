@@ -144,9 +144,10 @@ def _read_url(text_: str) -> URL:
         url.get_dialect()
     except (ArgumentError, NoSuchModuleError, ValueError):
         # the text itself may hold a password: show only what comes before the address
+        scheme = text_.split("://", maxsplit=1)[0][:32] if "://" in text_ else "a text without ://"
         raise RuleError(
             rule="a database URL must name SQLite or PostgreSQL",
-            value=text_.split("://", maxsplit=1)[0][:32],
+            value=scheme,
             remedy=remedy,
         ) from None
     if url.drivername not in ("sqlite", "postgresql+psycopg"):

@@ -63,7 +63,11 @@ class TrialRepository:
     # -- what is asked ---------------------------------------------------------------------------------
 
     def add(self, sweep_id: str, trials: Sequence[NewTrial]) -> list[Trial]:
-        """Queue the points that the sweep does not hold yet; rejected ones are stored as infeasible."""
+        """Queue the points that the sweep does not hold yet; rejected ones are stored as infeasible.
+
+        The sweep's row is held until the transaction ends, so proposers take turns.
+        """
+        self._session.execute(select(Sweep.id).where(Sweep.id == sweep_id).with_for_update())
         held = set(self._session.scalars(select(Trial.config_id).where(Trial.sweep_id == sweep_id)))
         number = self._session.scalar(select(func.max(Trial.number)).where(Trial.sweep_id == sweep_id))
         number = -1 if number is None else number
