@@ -1,0 +1,312 @@
+"""The plan of one layer's dispatch: who sends which rows where, chunk by chunk.
+
+Every rank counts its routes by (chunk, expert), the counts are gathered, and from the counts alone every rank
+derives the least-loaded plan and all send and receive splits: one host sync per layer in forward, none in
+backward. The plan is what backward and recompute replay.
+
+A source rank's local order of an expert's rows is by turns over the chunks: the first row of every chunk, then
+the second of every chunk, and so on. A piece of the global list therefore holds nearly equal shares of every
+chunk, and the share follows from the counts.
+
+Shape suffixes: P ranks, C chunks, E experts, B pieces of the plan, N tokens, K experts a token picks, S slots
+(experts a rank computes: its own, then guests in rising order).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from operators.dispatch_launch import DispatchLaunch
+from operators.errors import RuleError
+from operators.least_loaded import LeastLoadedPlan, plan_least_loaded
+from operators.ranks import Ranks
+from operators.routing import Routing
+
+
+@dataclass(frozen=True)
+class Migration:
+    """Expert weights on their way to guests: by peer, in rising expert order."""
+
+    send_experts: tuple[tuple[int, ...], ...]
+    """``[P]``: own experts (local numbers) that each rank computes as guests."""
+    receive_counts: tuple[int, ...]
+    """``[P]``: how many of this rank's guests each rank owns."""
+
+
+@dataclass(frozen=True, eq=False)
+class DispatchPlan:
+    """One rank's view. Splits are rows; index tensors are int32 on the layer's device."""
+
+    chunks: int
+    tokens: int
+    top_k: int
+    experts: int
+    ranks: int
+    rank: int
+    least_loaded: LeastLoadedPlan
+    slots: tuple[int, ...]
+    """Global expert numbers in slot order."""
+    send_splits: tuple[tuple[int, ...], ...]
+    """``[C][P]``."""
+    receive_splits: tuple[tuple[int, ...], ...]
+    """``[C][P]``."""
+    slot_rows: tuple[tuple[int, ...], ...]
+    """``[C][S]`` rows of every slot, own experts first."""
+    migration: Migration | None
+    """None when no expert has a guest: on all ranks alike."""
+    send_rows: Tensor
+    """``[N·K]`` token of every sent row, chunk by chunk, in send order."""
+    positions_NK: Tensor  # noqa: N815 - shape suffix
+    """``[N, K]`` place of a token's route in its chunk's send order."""
+    sort_index: Tensor
+    """``[received]`` chunk by chunk: from arrival order (source, slot) into slot order."""
+    back_index: Tensor
+    """``[received]`` chunk by chunk: from slot order back into arrival order."""
+    route_order: Tensor
+    """``[N·K]`` route numbers by (destination, chunk, slot): the order of per-layer scalars."""
+    scalar_index: Tensor
+    """``[received]`` from the arrival order of per-layer scalars into (chunk, slot) order."""
+
+    @property
+    def local_experts(self) -> int:
+        return self.experts // self.ranks
+
+    @property
+    def guests(self) -> int:
+        return len(self.slots) - self.local_experts
+
+    def sent(self, chunk: int) -> int:
+        return sum(self.send_splits[chunk])
+
+    def received(self, chunk: int) -> int:
+        return sum(self.receive_splits[chunk])
+
+    @property
+    def received_most(self) -> int:
+        """Largest receive of one chunk, rows."""
+        return max(self.received(i) for i in range(self.chunks))
+
+    def send_range(self, chunk: int) -> slice:
+        start = sum(self.sent(i) for i in range(chunk))
+        return slice(start, start + self.sent(chunk))
+
+    def receive_range(self, chunk: int) -> slice:
+        start = sum(self.received(i) for i in range(chunk))
+        return slice(start, start + self.received(chunk))
+
+    def chunk_tokens(self, chunk: int) -> slice:
+        """Token positions of a chunk: chunk, chunk + C, chunk + 2C, …"""
+        return slice(chunk, self.tokens, self.chunks)
+
+    @property
+    def scalar_send_splits(self) -> list[int]:
+        return [sum(row[r] for row in self.send_splits) for r in range(self.ranks)]
+
+    @property
+    def scalar_receive_splits(self) -> list[int]:
+        return [sum(row[r] for row in self.receive_splits) for r in range(self.ranks)]
+
+    def map_tensors(self, change: Callable[[Tensor], Tensor]) -> DispatchPlan:
+        """The same plan with every index tensor changed, e.g. into a fake one for a dry run."""
+        return replace(
+            self,
+            send_rows=change(self.send_rows),
+            positions_NK=change(self.positions_NK),
+            sort_index=change(self.sort_index),
+            back_index=change(self.back_index),
+            route_order=change(self.route_order),
+            scalar_index=change(self.scalar_index),
+        )
+
+
+def make_plan(routing: Routing, ranks: Ranks, launch: DispatchLaunch) -> DispatchPlan:
+    """Measure the load, agree on K, plan. A collective: every rank calls it, with or without tokens.
+
+    Raises:
+        RuleError: the experts do not divide among the ranks.
+    """
+    if routing.experts % ranks.size:
+        raise RuleError(
+            rule="the number of experts is a multiple of the ranks that share them",
+            value=(routing.experts, ranks.size),
+            remedy="Choose expert_degree among the divisors of the expert count.",
+        )
+    ids_NK = routing.ids_NK
+    device, experts, most = ids_NK.device, routing.experts, launch.max_chunks
+    tokens_max = torch.full((1,), routing.tokens, dtype=torch.int64, device=device)
+    ranks.all_reduce(tokens_max, "max")
+    # K stays on the device until the one transfer below: rounding up by floor division of the negative.
+    chunks_1 = -(-tokens_max // launch.chunk_tokens)
+    chunks_1.clamp_(1, most)
+    chunk_N = torch.arange(routing.tokens, device=device) % chunks_1
+    keys = (chunk_N.unsqueeze(1) * experts + ids_NK).flatten()
+    order = torch.sort(keys.to(torch.int32), stable=True).indices
+    counts = torch.zeros(most * experts + 1, dtype=torch.int64, device=device)
+    counts.scatter_add_(0, keys, torch.ones_like(keys))
+    counts[-1:] = tokens_max
+    gathered = ranks.all_gather(counts).to("cpu")
+    chunks = launch.chunks(int(gathered[:, -1].max()))
+    counts_PCE = gathered[:, :-1].view(ranks.size, most, experts)[:, :chunks]
+    return plan_from_counts(counts_PCE, order, routing, ranks.rank, launch)
+
+
+def plan_from_counts(
+    counts_PCE: Tensor, order: Tensor, routing: Routing, rank: int, launch: DispatchLaunch
+) -> DispatchPlan:
+    """The plan of ``rank`` from everybody's counts.
+
+    Args:
+        counts_PCE: int64 on the CPU, routes of every rank by chunk and expert.
+        order: ``[N·K]`` this rank's route numbers sorted by (chunk, expert, route), on the layer's device.
+    """
+    ranks, chunks, experts = counts_PCE.shape
+    local = experts // ranks
+    least = plan_least_loaded(
+        counts_PCE.sum((0, 1)).tolist(),
+        ranks,
+        alpha=launch.alpha,
+        min_rows=launch.min_rows,
+        switch=launch.lambda_ if launch.migrate else float("inf"),
+    )
+    guests = [least.guests(r) for r in range(ranks)]
+    slots = [(*range(r * local, (r + 1) * local), *guests[r]) for r in range(ranks)]
+    pieces = [(e, *piece) for e, cut in enumerate(least.intervals) for piece in cut]
+    expert_B = [piece[0] for piece in pieces]
+    take_PCB = _shares(counts_PCE, pieces)
+
+    slot_of = [{e: s for s, e in enumerate(row)} for row in slots]
+    by_destination = sorted(
+        range(len(pieces)), key=lambda b: (pieces[b][1], slot_of[pieces[b][1]][expert_B[b]], pieces[b][2])
+    )
+    own_CB = take_PCB[rank]  # pieces in expert order: how `order` lies
+    starts_CB = _exclusive_sum(own_CB)
+    to = torch.tensor(by_destination, dtype=torch.int64)
+    destination_B = torch.tensor([pieces[b][1] for b in by_destination], dtype=torch.int64)
+    send_CP = torch.zeros(chunks, ranks, dtype=torch.int64).index_add_(1, destination_B, own_CB[:, to])
+
+    mine = [b for b in by_destination if pieces[b][1] == rank]
+    slot_B = torch.tensor([slot_of[rank][expert_B[b]] for b in mine], dtype=torch.int64)
+    arrive_CPB = take_PCB[:, :, mine].transpose(0, 1).contiguous()
+    slot_rows_CS = torch.zeros(chunks, len(slots[rank]), dtype=torch.int64)
+    slot_rows_CS.index_add_(1, slot_B, arrive_CPB.sum(1))
+
+    routes, received = routing.tokens * routing.top_k, int(arrive_CPB.sum())
+    within_CPB = _from_chunk_start(arrive_CPB)
+    sorted_CBP = arrive_CPB.transpose(1, 2).contiguous()
+    sorted_within_CBP = _from_chunk_start(sorted_CBP)
+    scalar_start_PCB = _exclusive_sum(arrive_CPB.transpose(0, 1).contiguous())
+    # Per-layer scalars travel by destination first, chunk by chunk within it.
+    layer_key_CB = destination_B.unsqueeze(0) * chunks + torch.arange(chunks).unsqueeze(1)
+    layer = torch.sort(layer_key_CB.flatten(), stable=True).indices
+    starts, lengths = starts_CB[:, to].flatten(), own_CB[:, to].flatten()
+    sent_C = send_CP.sum(1)
+    send, place, into_layer, sort, back, scalars = _segments(
+        [
+            (starts, lengths, routes),
+            (torch.zeros_like(sent_C), sent_C, routes),
+            (starts[layer], lengths[layer], routes),
+            (within_CPB.transpose(1, 2).flatten(), sorted_CBP.flatten(), received),
+            (sorted_within_CBP.transpose(1, 2).flatten(), arrive_CPB.flatten(), received),
+            (scalar_start_PCB.permute(1, 2, 0).flatten(), sorted_CBP.flatten(), received),
+        ],
+        order.device,
+    )
+    sent_routes = order[send.long()]
+    positions = torch.empty_like(place).scatter_(0, sent_routes, place)
+    return DispatchPlan(
+        chunks=chunks,
+        tokens=routing.tokens,
+        top_k=routing.top_k,
+        experts=experts,
+        ranks=ranks,
+        rank=rank,
+        least_loaded=least,
+        slots=slots[rank],
+        send_splits=_tuples(send_CP),
+        receive_splits=_tuples(arrive_CPB.sum(2)),
+        slot_rows=_tuples(slot_rows_CS),
+        migration=_migration(guests, rank, local),
+        send_rows=(sent_routes // routing.top_k).to(torch.int32),
+        positions_NK=positions.view(routing.tokens, routing.top_k),
+        sort_index=sort,
+        back_index=back,
+        route_order=order[into_layer.long()].to(torch.int32),
+        scalar_index=scalars,
+    )
+
+
+def _shares(counts_PCE: Tensor, pieces: list[tuple[int, int, int, int]]) -> Tensor:
+    """Rows of every rank, chunk and piece: ``[P, C, B]``, pieces in expert order."""
+    expert_B, _, _, end_B = torch.tensor(pieces, dtype=torch.int64).view(-1, 4).unbind(1)
+    counts_PCB = counts_PCE[:, :, expert_B]
+    have_PB = counts_PCB.sum(1)
+    before_PB = torch.cumsum(have_PB, 0) - have_PB
+    upto_PB = torch.minimum((end_B - before_PB).clamp_(min=0), have_PB)
+    prefix_PCB = counts_PCB * (upto_PB == have_PB).unsqueeze(1)
+    p, b = torch.nonzero((upto_PB > 0) & (upto_PB < have_PB), as_tuple=True)
+    if p.numel():
+        prefix_PCB[p, :, b] = _by_turns(counts_PCB[p, :, b], upto_PB[p, b])
+    shares = prefix_PCB.clone()
+    same = (expert_B[1:] == expert_B[:-1]).to(torch.int64)
+    shares[:, :, 1:] -= prefix_PCB[:, :, :-1] * same
+    return shares
+
+
+def _by_turns(counts_XC: Tensor, rows_X: Tensor) -> Tensor:
+    """How many of the first ``rows`` fall to each chunk when the chunks take turns; ``rows`` < their sum."""
+    chunks = counts_XC.shape[1]
+    rising = torch.sort(counts_XC, dim=1).values
+    # Rows placed once every chunk has been raised to the level of the j-th smallest.
+    placed = torch.cumsum(rising, 1) + rising * (chunks - 1 - torch.arange(chunks))
+    full_X = (placed <= rows_X.unsqueeze(1)).sum(1)
+    pad = torch.zeros(counts_XC.shape[0], 1, dtype=torch.int64)
+    at = full_X.unsqueeze(1)
+    level_X1 = torch.cat([pad, rising], 1).gather(1, at)
+    left_X1 = rows_X.unsqueeze(1) - torch.cat([pad, placed], 1).gather(1, at)
+    level_X1 = level_X1 + left_X1 // (chunks - at)
+    longer = (counts_XC > level_X1).to(torch.int64)
+    extra = longer * (torch.cumsum(longer, 1) <= left_X1 % (chunks - at))
+    return torch.minimum(counts_XC, level_X1) + extra
+
+
+def _segments(tables: list[tuple[Tensor, Tensor, int]], device: torch.device) -> list[Tensor]:
+    """Expand runs ``start, start + 1, … (length)`` into int32 index tensors, with one upload for all."""
+    flat = [t for starts, lengths, _ in tables for t in (starts - _exclusive_sum(lengths), lengths)]
+    host = torch.cat(flat)
+    if device.type == "cuda":
+        host = host.pin_memory()
+    parts = iter(host.to(device, non_blocking=True).split([t.numel() for t in flat]))
+    out = []
+    for _, _, total in tables:
+        shift, lengths = next(parts), next(parts)
+        index = torch.repeat_interleave(shift, lengths, output_size=total)
+        out.append(index.add_(torch.arange(total, device=device)).to(torch.int32))
+    return out
+
+
+def _migration(guests: list[tuple[int, ...]], rank: int, local: int) -> Migration | None:
+    if not any(guests):
+        return None
+    sends = tuple(tuple(e - rank * local for e in row if e // local == rank) for row in guests)
+    owners = [e // local for e in guests[rank]]
+    return Migration(sends, tuple(owners.count(r) for r in range(len(guests))))
+
+
+def _exclusive_sum(x: Tensor) -> Tensor:
+    """Running sum over all elements in memory order, each without itself; same shape."""
+    flat = x.flatten()
+    return (torch.cumsum(flat, 0) - flat).view(x.shape)
+
+
+def _from_chunk_start(x_CAB: Tensor) -> Tensor:
+    """The same within every chunk."""
+    flat = x_CAB.flatten(1)
+    return (torch.cumsum(flat, 1) - flat).view(x_CAB.shape)
+
+
+def _tuples(table: Tensor) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(row) for row in table.tolist())
