@@ -160,6 +160,12 @@ def _is_gpt_oss(fields: Fields, family: str) -> bool:
 
 def _required(fields: Fields, family: str) -> dict[str, int]:
     _refuse_dense(fields)
+    if fields.has("moe_latent_size"):
+        raise RuleError(
+            rule="routed experts must work on the model's own width, not on a latent one (moe_latent_size)",
+            value=fields.mapping["moe_latent_size"],
+            remedy="Dispatch of latent rows has no memory formula here.",
+        )
     values = {meaning: fields.meaning(meaning) for meaning in REQUIRED}
     if family in INTERMEDIATE_IS_EXPERT and fields.has("intermediate_size"):
         values["expert_intermediate"] = fields.count("intermediate_size", most=LIMITS["expert_intermediate"])
@@ -183,9 +189,8 @@ def _required(fields: Fields, family: str) -> dict[str, int]:
 
 def _refuse_dense(fields: Fields) -> None:
     experts = fields.named("experts")
-    zero = (
-        experts is not None and fields.mapping[experts] in (0, [0]) and fields.mapping[experts] is not False
-    )
+    written = fields.mapping[experts] if experts is not None else None
+    zero = written in (0, 1, [0], [1]) and not isinstance(written, bool)  # one expert is a dense block
     if zero or (experts is None and fields.named("top_k") is None):
         if experts is None and fields.named("hidden") is None and fields.named("layers") is None:
             return  # hardly a model at all: the list of missing fields says more

@@ -210,6 +210,11 @@ class ModelSpec:
                 value = getattr(owner, field.name)
                 kind = str(field.type)
                 optional = value is None and "None" in kind
+                wanted = {"bool": bool, "str": str}.get(kind)
+                if wanted is not None and not isinstance(value, wanted):
+                    raise RuleError(
+                        rule=f"{field.name} must be of type {kind}", value=value, remedy="Correct the field."
+                    )
                 if not kind.startswith("int") or optional:
                     continue
                 least = 1 if field.name in minimum_one else 0
