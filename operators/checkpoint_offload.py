@@ -226,9 +226,10 @@ class OffloadSession:
         room = None if index + 1 == known else self._slab.take(self, boundary.nbytes)
         if room is not None:
             claim = boundary.claim
-            claim.start, claim.piece = room
-            claim.stream = self._lane.compute_stream()
-            claim.mark = self._lane.to_host(x, claim.piece)
+            claim.start = room
+            if boundary.fake is None:
+                claim.piece = self._slab.view(room, boundary.nbytes)
+                claim.mark = self._lane.to_host(x, claim.piece)
             self._leaving.append(boundary)
         end = weakref.finalize(boundary, self._ended.append, boundary.claim)
         end.atexit = False
@@ -299,8 +300,7 @@ class OffloadSession:
 
     def _reload(self, boundary: Boundary) -> Tensor:
         claim = boundary.claim
-        assert claim.piece is not None
-        x, claim.mark = self._lane.to_device(claim.piece, boundary.layout, boundary.like)
+        x, claim.mark = self._lane.to_device(claim.piece, boundary.layout, boundary.fake)
         self._reloads += 1
         block = (id(boundary.forward), boundary.group)
         self._restored.append((StorageWeakRef(x.untyped_storage()), block))
@@ -326,7 +326,7 @@ class OffloadSession:
             if (
                 earlier.held is not None
                 or earlier.claim.prefetched is not None
-                or earlier.claim.piece is None
+                or earlier.claim.start is None
             ):
                 continue
             if earlier.last is not None and earlier.last() is not None:
@@ -349,9 +349,9 @@ class OffloadSession:
             self._free(claim)
 
     def _free(self, claim: Claim) -> None:
-        if claim.piece is not None:
-            self._slab.give(self, claim.start, claim.piece.numel())
-            claim.piece = None
+        if claim.start is not None:
+            self._slab.give(self, claim.start, claim.nbytes)
+            claim.start = claim.piece = None
 
 
 def _device(device: torch.device | str | None) -> torch.device:

@@ -94,8 +94,11 @@ def may_leave(x: Tensor, origin: Tensor | None, device: torch.device, min_bytes:
 class Claim:
     """What a boundary occupies; outlives it until the session takes it back."""
 
-    start: int = 0
+    start: int | None = None
+    """Where on the slab; None if nowhere."""
+    nbytes: int = 0
     piece: Tensor | None = None
+    """The memory there; None in a dry run."""
     prefetched: Tensor | None = None
     mark: Mark = field(default_factory=lambda: Mark(None))
     stream: torch.cuda.Stream | None = None
@@ -120,8 +123,8 @@ class Boundary:
         self.layout = Layout.of(x)
         self.nbytes = x.numel() * x.element_size()
         self.held: Tensor | None = x
-        self.claim = Claim()
-        self.like = x if isinstance(x, FakeTensor) else None
+        self.claim = Claim(nbytes=self.nbytes)
+        self.fake = x.fake_mode if isinstance(x, FakeTensor) else None
         self.stale = False
         self._version = x._version
         self._offset = x.storage_offset()

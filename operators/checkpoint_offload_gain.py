@@ -28,7 +28,7 @@ class Phase:
     peak_bytes: int
     block: int = 0
 
-    def freed(self, boundaries: int, offloaded: int) -> int:
+    def freed(self, offloaded: int) -> int:
         """How many boundaries fewer are on the device in this phase when the first ``offloaded`` are away."""
         if self.kind == "other":
             return 0
@@ -86,7 +86,7 @@ def offload_gain(phases: Sequence[Phase], *, boundary_bytes: int, boundaries: in
     before = max(phases, key=lambda phase: phase.peak_bytes)
 
     def after_bytes(phase: Phase) -> int:
-        return phase.peak_bytes - phase.freed(boundaries, offloaded) * boundary_bytes
+        return phase.peak_bytes - phase.freed(offloaded) * boundary_bytes
 
     after = max(phases, key=after_bytes)
     return Gain(before.peak_bytes, after_bytes(after), before, after)

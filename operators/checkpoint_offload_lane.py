@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 _ALIGN = 64  # kernels choose their path by the alignment of a pointer; a reload keeps it
 
@@ -64,8 +64,6 @@ class CopyLane:
 
         The caller keeps ``x`` alive until a ``wait`` of the returned mark was queued on the compute stream.
         """
-        if isinstance(x, FakeTensor):
-            return Mark(None)
         source = x.detach().as_strided((x.numel(),), (1,))
         target = piece.view(x.dtype)
         if self.stream is None:
@@ -77,14 +75,18 @@ class CopyLane:
             return Mark(self.stream.record_event())
 
     @torch.no_grad()
-    def to_device(self, piece: Tensor, layout: Layout, like: FakeTensor | None) -> tuple[Tensor, Mark]:
-        """A new tensor of ``layout`` filled from ``piece``, and the mark to wait for before using it."""
-        if like is not None:
-            with like.fake_mode:
-                fake = torch.empty_strided(
-                    layout.size, layout.stride, dtype=layout.dtype, device=layout.device
-                )
-            return fake, Mark(None)
+    def to_device(
+        self, piece: Tensor | None, layout: Layout, fake: FakeTensorMode | None
+    ) -> tuple[Tensor, Mark]:
+        """A new tensor of ``layout`` filled from ``piece``, and the mark to wait for before using it.
+
+        In a dry run ``fake`` makes it, and there is no piece.
+        """
+        if fake is not None:
+            with fake:
+                x = torch.empty_strided(layout.size, layout.stride, dtype=layout.dtype, device=layout.device)
+            return x, Mark(None)
+        assert piece is not None
         source = piece.view(layout.dtype)
         if layout.lead:
             room = torch.empty(layout.lead + source.numel(), dtype=layout.dtype, device=layout.device)

@@ -144,8 +144,8 @@ class BoundarySlab:
         """Note what ``owner`` could have used in a step; :meth:`rebalance` goes by the largest wish."""
         self._demand[owner] = max(self._demand[owner], nbytes)
 
-    def take(self, owner: object, nbytes: int) -> tuple[int, Tensor] | None:
-        """A page-aligned piece ``(start, [nbytes] uint8)``, or None if share or slab has no room for it."""
+    def take(self, owner: object, nbytes: int) -> int | None:
+        """Start of a page-aligned piece, or None if the share or the slab has no room for it."""
         size = page_rounded(nbytes)
         if self._slab.closed or self._used[owner] + size > self._quotas[owner]:
             return None
@@ -153,7 +153,11 @@ class BoundarySlab:
         if start is None:
             return None
         self._used[owner] += size
-        return start, self._slab.buffer[start : start + nbytes]
+        return start
+
+    def view(self, start: int, nbytes: int) -> Tensor:
+        """The memory of a piece, ``[nbytes]`` uint8. It stays readable after :meth:`close`."""
+        return self._slab.buffer[start : start + nbytes]
 
     def give(self, owner: object, start: int, nbytes: int) -> None:
         """Take a piece back."""
