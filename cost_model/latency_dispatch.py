@@ -33,6 +33,8 @@ class DispatchShape:
     send_ratio: float = 1.0
     """Largest send of a pair over the mean send (rho)."""
     migrated_experts: int = 0
+    matrices: int = 3
+    """Matrices of an expert: gate, up and down; 2 where nothing gates."""
 
     @property
     def local_experts(self) -> float:
@@ -74,7 +76,7 @@ def chunk_times(
         shape.local_experts,
         shape.hidden,
         shape.intermediate,
-        flops_factor=16.0 if backward else 6.0,
+        flops_factor=2.0 * ((3 * shape.matrices - 1) if backward else shape.matrices),
     )
     inward = 2.0 * one_way if backward else one_way
     return ChunkTimes(inward, matmul + moved, one_way)
@@ -116,7 +118,13 @@ def dispatch_seconds(
         rates, (4.0 if backward else 2.0) * shape.tokens * shape.hidden * shape.experts
     )
     if shape.migrated_experts and shape.expert_ranks > 1:
-        weights = shape.migrated_experts * 3.0 * shape.hidden * shape.intermediate * shape.scalar_bytes
+        weights = (
+            float(shape.migrated_experts)
+            * shape.matrices
+            * shape.hidden
+            * shape.intermediate
+            * shape.scalar_bytes
+        )
         trips = 2.0 if backward else 1.0
         plan = plan + trips * all_to_all_seconds(rates, links, weights)
     return pipeline_seconds(

@@ -16,9 +16,13 @@ def boundary_copy_seconds(rates: RateView, boundary_bytes: float, active: int) -
     return rates["host_copy_alpha_s"] + boundary_bytes / host_link_bytes_per_s(rates, active)
 
 
-def exposed_copy_seconds(copy_s: float, block_s: Number) -> Number:
-    """What the compute of the block beside a copy does not hide: max(0, copy - compute)."""
-    return np.maximum(0.0, copy_s - block_s)
+def exposed_copy_seconds(rates: RateView, copy_s: float, block_s: Number) -> Number:
+    """What the compute of the block beside a copy does not hide of it.
+
+    max(0, copy - compute) where copies cost the compute nothing (``copy_overlap`` of 1); copy engines share memory
+    bandwidth with it, and without a copy engine (0) every copy is exposed.
+    """
+    return overlapped_seconds(copy_s, block_s, rates["copy_overlap"]) - block_s
 
 
 def stream_seconds(
@@ -33,14 +37,16 @@ def stream_seconds(
         active: cards of the node that stream at once (they share host memory).
     """
     bucket = np.minimum(np.asarray(bucket_params, dtype=np.float64), max(params, 1.0))
-    buckets = np.ceil(params / bucket)
+    # The last bucket is as long as what is left, so the count is taken with its fraction.
+    buckets = np.maximum(params / bucket, 1.0)
     copy = 3.0 * rates["host_copy_alpha_s"] + bucket * STATE_BYTES / host_link_bytes_per_s(rates, active)
     update = rates["bucket_s"] + bucket / rates["adam_device_params_per_s"]
-    period = np.maximum(
-        np.maximum(copy, update), (2.0 * copy + update) / np.asarray(staging_slots, dtype=np.float64)
-    )
-    # The last bucket still passes through all three stages after the pipeline's last period began.
-    return (buckets - 1.0) * period + 2.0 * copy + update
+    whole = 2.0 * copy + update
+    ideal = np.maximum(np.maximum(copy, update), whole / np.asarray(staging_slots, dtype=np.float64))
+    # Where nothing overlaps (no copy engine) a bucket takes the sum of its stages, whatever the slots.
+    period = ideal + (1.0 - rates["copy_overlap"]) * (whole - ideal)
+    seconds: Number = (buckets - 1.0) * period + whole
+    return seconds
 
 
 def host_engine_seconds(rates: RateView, params_of_node: float) -> float:

@@ -127,21 +127,22 @@ class CostModel:
         *,
         spread: float = 0.0,
         extra_log_width: float = 0.0,
+        provenance: Provenance | None = None,
         note: str = "",
     ) -> Estimate:
         """Evaluates ``formula`` with an interval.
 
         Every rate the formula reads is moved to the ends of its interval one at a time; the changes add in
         quadrature on a log scale, with ``spread`` (of held-out errors) and ``extra_log_width`` (of what lies
-        outside the measured region; it also lowers the provenance to ``transferred``).
+        outside the measured region; it also lowers the provenance to ``transferred``). ``provenance`` replaces
+        the weakest among the rates read, where the formula as a whole was held against measurements.
         """
         view = self.view()
         value = float(formula(view))
-        provenance: Provenance = "measured"
-        for name in view.used:
-            provenance = less_trusted(provenance, self.rates[name].provenance)
-        if not view.used:
-            provenance = "analytic"
+        if provenance is None:
+            provenance = "measured" if view.used else "analytic"
+            for name in view.used:
+                provenance = less_trusted(provenance, self.rates[name].provenance)
         if value <= 0:
             return Estimate(0.0, 0.0, 0.0, provenance, note=note)
         up = down = spread**2 + extra_log_width**2

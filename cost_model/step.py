@@ -171,7 +171,10 @@ def step_time(
     for name, formula in formulas.items():
         spread = max((cost.spreads.get(key, 0.0) for key in _TERM_SPREADS.get(name, ())), default=0.0)
         extra = covers[name].extra_log_width if name in covers else 0.0
-        terms[name] = cost.estimate(formula, spread=spread, extra_log_width=extra)
+        inside = name in covers and covers[name].covered
+        terms[name] = cost.estimate(
+            formula, spread=spread, extra_log_width=extra, provenance="interpolated" if inside else None
+        )
         spread_squares += (terms[name].value * spread) ** 2
         outside_squares += (terms[name].value * extra) ** 2
         if name in covers and not covers[name].covered and terms[name].value > 0:

@@ -15,6 +15,7 @@ from cost_model.latency_attention import attention_segment_seconds, dense_mlp_se
 from cost_model.latency_dispatch import DispatchShape, dispatch_seconds
 from cost_model.latency_head import HeadShape, head_seconds
 from cost_model.latency_host import boundary_copy_seconds, exposed_copy_seconds, optimizer_seconds
+from cost_model.layout import rank_params
 from cost_model.model_spec import ModelSpec
 from cost_model.rates import RateView
 from cost_model.workload import Workload
@@ -55,7 +56,8 @@ class StepShape:
     @property
     def params_per_rank(self) -> float:
         """Parameters whose optimizer state a rank owns: Theta / W."""
-        return self.model.total_params / self.cluster.world_size
+        held = rank_params(self.model, self.cluster.world_size, self.expert_degree)
+        return float(held.optimizer)
 
     def dispatch_shape(self) -> DispatchShape:
         """The MoE layer of a rank."""
@@ -72,6 +74,7 @@ class StepShape:
             imbalance=1.0 if alone else w.imbalance,
             send_ratio=1.0 if alone else (self.send_ratio or w.imbalance),
             migrated_experts=0 if alone else w.migrated_experts,
+            matrices=m.mlp_matrices,
         )
 
     def moe_segment(self, rates: RateView, chunks: Number, schedule: str) -> Segment:
@@ -91,7 +94,10 @@ class StepShape:
         """Attention segments (full, sliding) and dense feed-forward segments: nothing a knob changes."""
         model = self.model
         links = GroupLinks.of(self.cluster, self.sequence_degree)
-        counts = {False: model.layers - model.attention.sliding_layers, True: model.attention.sliding_layers}
+        counts = {
+            False: model.attention_layers - model.attention.sliding_layers,
+            True: model.attention.sliding_layers,
+        }
         found: list[Segment] = []
         for sliding, count in counts.items():
             if count > 0:
@@ -105,6 +111,9 @@ class StepShape:
                     sliding=sliding,
                 )
                 found.append(Segment(count, forward, backward))
+        if model.mixer_layers:
+            forward, backward = dense_mlp_seconds(rates, self.tokens, model.mixer_params)
+            found.append(Segment(model.mixer_layers, forward, backward))
         if model.dense_layers:
             forward, backward = dense_mlp_seconds(rates, self.tokens, model.dense_mlp_params)
             found.append(Segment(model.dense_layers, forward, backward))
@@ -161,11 +170,11 @@ class StepShape:
         Blocks are taken in forward order, so a number of boundaries holds each kind of block in proportion.
         """
         copy = boundary_copy_seconds(rates, float(self.boundary_bytes), self.cluster.gpus_per_node)
-        share = np.asarray(offloaded, dtype=np.float64) / (2.0 * self.model.layers)
+        share = np.asarray(offloaded, dtype=np.float64) / (self.model.boundaries + 1.0)
         exposed: Number = 0.0
         for segment in (*self.other_segments(rates), moe):
-            out = exposed_copy_seconds(copy, segment.forward_s)
-            back = exposed_copy_seconds(copy, segment.backward_s)
+            out = exposed_copy_seconds(rates, copy, segment.forward_s)
+            back = exposed_copy_seconds(rates, copy, segment.backward_s)
             exposed = exposed + segment.count * (out + back)
         return share * exposed * rates.scale("checkpoint_offload:step")
 

@@ -1,0 +1,128 @@
+"""Measured points of fronts: what a sweep has shown for exactly this shape on exactly this hardware."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from cost_model.step_shape import StepShape
+
+_SCALAR_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+Points = dict[Any, Any]
+
+
+@dataclass(frozen=True)
+class MeasuredFronts:
+    """Median seconds by (operator, shape key) and configuration, for the passes that were timed."""
+
+    points: Mapping[tuple[Any, ...], Points]
+
+    @staticmethod
+    def of(samples: pd.DataFrame, hardware_id: str) -> MeasuredFronts:
+        """Reads sweep rows of our own operators taken on ``hardware_id``; rows of other hardware are left out.
+
+        A configuration's latency is the slowest rank's per repeat, then the median over repeats.
+        """
+        if samples.empty:
+            return MeasuredFronts({})
+        ours = samples[(samples["hardware_id"] == hardware_id) & (samples["provider"] == "flatpeak")]
+        ours = ours[np.isfinite(ours["seconds"].astype(float))]
+        passes: dict[tuple[Any, ...], dict[str, float]] = defaultdict(dict)
+        ranks_of: dict[tuple[Any, ...], int] = {}
+        keys = ["operator", "shape_json", "config_json", "pass"]
+        for group, rows in ours.groupby(keys, sort=True):
+            operator, shape, config, name = (str(part) for part in group)
+            slowest = rows.groupby("repeat")["seconds"].max()
+            passes[operator, shape, config][name] = float(slowest.median())
+            ranks_of[operator, shape, config] = int(rows["rank"].nunique())
+        points: dict[tuple[Any, ...], Points] = defaultdict(dict)
+        for (operator, shape_text, config_text), seconds in passes.items():
+            shape, config = json.loads(shape_text), json.loads(config_text)
+            ranks = int(shape.get("ranks", ranks_of[operator, shape_text, config_text]))
+            _place(points, operator, shape, config, ranks=ranks, seconds=seconds)
+        return MeasuredFronts(dict(points))
+
+    def dispatch(self, shape: StepShape) -> Points:
+        """(K, schedule) to (forward, backward) seconds of one MoE layer of this shape."""
+        m = shape.model
+        key = (
+            "pipelined_llep",
+            shape.tokens,
+            m.hidden,
+            m.expert_intermediate,
+            m.experts,
+            m.top_k,
+            shape.expert_degree,
+            shape.workload.activation_bytes,
+        )
+        return self.points.get(key, {})
+
+    def head(self, shape: StepShape) -> Points:
+        """(ring mode, strip rows) to seconds of the head, both passes."""
+        m = shape.model
+        key = (
+            "ring_dtp",
+            shape.tokens,
+            m.hidden,
+            m.vocab,
+            shape.vocab_degree,
+            shape.workload.activation_bytes,
+        )
+        return self.points.get(key, {})
+
+    def optimizer(self, shape: StepShape) -> Points:
+        """(engine, bucket, slots, host share) to seconds of one update of this many parameters a rank."""
+        return self.points.get(("stream_adamw", int(shape.params_per_rank), shape.cluster.gpus_per_node), {})
+
+    def __bool__(self) -> bool:
+        return bool(self.points)
+
+
+def _place(
+    points: dict[tuple[Any, ...], Points],
+    operator: str,
+    shape: Mapping[str, Any],
+    config: Mapping[str, Any],
+    *,
+    ranks: int,
+    seconds: Mapping[str, float],
+) -> None:
+    scalar = _SCALAR_BYTES.get(str(shape.get("dtype", "float32")), 4)
+    if operator == "pipelined_llep":
+        if "forward" not in seconds or "backward" not in seconds:
+            return
+        key: tuple[Any, ...] = (
+            operator,
+            shape["tokens_per_rank"],
+            shape["hidden"],
+            shape["intermediate"],
+            shape["experts"],
+            shape["top_k"],
+            ranks,
+            scalar,
+        )
+        chunks = int(config["chunks"])
+        chunk = -(-int(shape["tokens_per_rank"]) // chunks)
+        count = -(-int(shape["tokens_per_rank"]) // chunk)
+        schedule = str(config.get("dispatch_schedule", "serial"))
+        points[key][count, schedule] = (seconds["forward"], seconds["backward"])
+        if count == 1:
+            points[key][count, "serial"] = (seconds["forward"], seconds["backward"])
+    elif operator == "ring_dtp":
+        key = (operator, shape["tokens_per_rank"], shape["hidden"], shape["vocab"], ranks, scalar)
+        mode, tokens = str(config.get("ring_mode", "auto")), int(shape["tokens_per_rank"])
+        if mode == "auto":
+            mode = "weights" if tokens > int(shape["vocab"]) / ranks else "activations"
+        rows = min(int(config.get("strip_rows") or tokens), tokens)
+        points[key][mode, rows] = sum(seconds.values())
+    elif operator == "stream_adamw":
+        engine = str(config.get("engine", "stream"))
+        share = float(config.get("host_share", 0.0))
+        knobs = (engine, int(config["bucket_params"]), int(config["staging_slots"]), share)
+        points["stream_adamw", int(shape["params"]), ranks][knobs] = sum(seconds.values())
