@@ -131,7 +131,8 @@ def read_cluster(mapping: Mapping[str, Any]) -> ClusterSpec:
         body = _Cluster.model_validate(_plain(mapping))
     except ValidationError as error:
         raise _first(error) from None
-    links = sorted((link.active_gpus, link.bytes_per_s.figure()) for link in body.host.link_bytes_per_s)
+    written = sorted(body.host.link_bytes_per_s, key=lambda link: link.active_gpus)
+    links = [(link.active_gpus, link.bytes_per_s.figure()) for link in written]
     spec = ClusterSpec(
         name=body.name,
         nodes=body.nodes,

@@ -55,7 +55,11 @@ def _attention_per_token(a: AttentionSpec, hidden: int, degree: int, b: int, dir
     qkv, qkv_x = q + k + v, q + k_x + v_x
     gate = o if a.output_gate else 0
     latents = (a.q_lora_rank or 0) + (a.kv_lora_rank or 0) + a.rope_head_dim if a.kind == "mla" else 0
-    if direction == "forward":
+    if degree == 1:  # nothing is exchanged: both sides are one tensor
+        if direction == "forward":
+            return (max(hidden + latents + qkv, qkv + o, o + 2 * hidden) + gate) * b
+        kept = hidden + latents + qkv + o + 2 * gate
+    elif direction == "forward":
         moments = (
             hidden + latents + qkv + gate,
             qkv + qkv_x + max(q, k_x) + gate,
@@ -64,7 +68,8 @@ def _attention_per_token(a: AttentionSpec, hidden: int, degree: int, b: int, dir
             o + 2 * hidden,
         )
         return max(moments) * b
-    kept = hidden + latents + qkv_x + 2 * o + 2 * gate
+    else:
+        kept = hidden + latents + qkv_x + 2 * o + 2 * gate
     if a.qk_norm:
         kept += q + k
     log_sum = a.heads * FP32 * 2  # the log-sum-exp and its partner delta, fp32
