@@ -124,7 +124,8 @@ def adopt_weights(master: Tensor, weight: Tensor, workspace: Tensor) -> None:
 def local_norm(grads: Sequence[Tensor]) -> Tensor:
     """2-norm over all ``grads``, one fp32 element on their device, without a sync."""
     norms: tuple[Tensor, ...] = torch._foreach_norm(list(grads), 2.0, dtype=torch.float32)
-    return torch.linalg.vector_norm(torch.stack(norms), 2.0)
+    total: Tensor = torch.linalg.vector_norm(torch.stack(norms), 2.0)
+    return total
 
 
 def clip_coefficient(total_norm: Tensor, max_norm: float) -> Tensor:

@@ -1,0 +1,111 @@
+"""What a step allocates: nothing of the parameters' size, and nothing that stays."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from operators.bounds.stream_adamw import stream_adamw_terms
+from operators.stream_adamw import OffloadStreamAdamW
+
+
+class LiveBytes(TorchDispatchMode):
+    """Bytes of storages made inside, now and at the peak."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+        self._known: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = {
+            t.untyped_storage()._cdata for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)
+        }
+        out = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(out):
+            if isinstance(tensor, torch.Tensor):
+                storage = tensor.untyped_storage()
+                if storage._cdata not in given | self._known:
+                    self._known.add(storage._cdata)
+                    self.now += storage.nbytes()
+                    self.peak = max(self.peak, self.now)
+                    weakref.finalize(storage, self._gone, storage._cdata, storage.nbytes())
+        return out
+
+    def _gone(self, key: int, nbytes: int) -> None:
+        self._known.discard(key)
+        self.now -= nbytes
+
+
+SMALL = 4096
+"""Norms, coefficients and counters."""
+
+
+@pytest.mark.parametrize(
+    ("engine", "share"), [("stream", 0.0), ("split", 0.3), ("host", 0.0), ("device", 0.0)]
+)
+def test_the_peak_is_the_bound(engine: Any, share: float) -> None:
+    torch.manual_seed(0)
+    params = [torch.nn.Parameter(torch.randn(s).bfloat16()) for s in (64 * 300, 64 * 5, 64 * 200)]
+    with LiveBytes() as tracked:
+        optimizer = OffloadStreamAdamW(
+            params,
+            engine=engine,
+            host_share=share,
+            bucket_params=6400,
+            staging_slots=2,
+            max_grad_norm=1.0,
+            host_memory=None if engine == "device" else torch.empty(10**6, dtype=torch.uint8),
+        )
+        built = tracked.now
+        lent = 0 if engine == "device" else 10**6
+        for _ in range(3):
+            with torch.no_grad():
+                params[0].mul_(1.5)  # masters are rebuilt, too
+            for p in params:
+                p.grad = torch.ones_like(p)
+            gradients = sum(p.nbytes for p in params)
+            optimizer.step()
+    bound = sum(
+        stream_adamw_terms(
+            params=optimizer.flat_params,
+            bucket_params=optimizer.bucket_params,
+            staging_slots=2,
+            engine=engine,
+            host_share=share,
+        ).values()
+    )
+    assert bound + lent <= built <= bound + lent + SMALL
+    # The host's pass rebuilds masters with one segment's fp32 copy in host memory.
+    rebuild = 0 if engine in {"stream", "device"} else 4 * optimizer.bucket_params
+    assert tracked.peak <= bound + lent + 2 * gradients + rebuild + SMALL
+
+
+@pytest.mark.parametrize("engine", ["stream", "split", "host", "device"])
+def test_fifty_steps_keep_nothing(engine: Any) -> None:
+    torch.manual_seed(0)
+    params = [torch.nn.Parameter(torch.randn(s).bfloat16()) for s in (700, 65, 3)]
+    optimizer = OffloadStreamAdamW(
+        params,
+        engine=engine,
+        host_share=0.5 if engine == "split" else 0.0,
+        bucket_params=128,
+        max_grad_norm=1.0,
+    )
+    after = []
+    with LiveBytes() as tracked:
+        for number in range(50):
+            for index, p in enumerate(params):
+                p.grad = None if (number + index) % 5 == 0 else torch.randn(p.shape).bfloat16()
+            optimizer.step()
+            optimizer.zero_grad()
+            if number in (9, 49):
+                gc.collect()
+                after.append(tracked.now)
+    assert after[0] == after[1]

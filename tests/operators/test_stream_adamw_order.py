@@ -1,0 +1,99 @@
+"""The schedule under delayed lanes: what waits for what, shown on the CPU."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from operators.stream_adamw import OffloadStreamAdamW
+from tests.operators.lanes import HeldLanes, Slow
+
+SHAPES = [(200, 3), (7,), (65,), (1,)]
+BUCKET = 128
+
+
+def train(
+    make_lanes: Any, steps: int, slots: int, live: list[list[bool]], engine: Any = "stream"
+) -> tuple[list[Tensor], dict[str, Any]]:
+    """Steps queued back to back: gradients are written on the compute lane, as a backward pass would."""
+    torch.manual_seed(0)
+    params = [torch.nn.Parameter(torch.randn(s).bfloat16()) for s in SHAPES]
+    lanes: list[Any] = []
+
+    def lanes_of(device: torch.device) -> Any:
+        lanes.append(make_lanes(device))
+        return lanes[-1]
+
+    optimizer = OffloadStreamAdamW(
+        params,
+        lr=1e-2,
+        weight_decay=0.1,
+        engine=engine,
+        bucket_params=BUCKET,
+        staging_slots=slots,
+        host_kernel="plain",
+        make_lanes=lanes_of,
+    )
+    owner = lanes[1] if engine == "host" else lanes[0]
+    held = [torch.zeros(s).bfloat16() for s in SHAPES]
+    for step in range(steps):
+        for param, grad, lives in zip(params, held, live[step], strict=True):
+            value = torch.randn(grad.shape).bfloat16()
+            owner.submit("compute", partial(grad.copy_, value))
+            param.grad = grad if lives else None
+        optimizer.step()
+    state = optimizer.state_dict()
+    return [p.detach() for p in params], state
+
+
+def same(ours: tuple[list[Tensor], Any], reference: tuple[list[Tensor], Any]) -> bool:
+    pairs = list(zip(ours[0], reference[0], strict=True))
+    for index, entry in reference[1]["state"].items():
+        pairs += [(ours[1]["state"][index][name], value) for name, value in entry.items()]
+    return all(torch.equal(a, b) for a, b in pairs)
+
+
+def reference(steps: int, live: list[list[bool]]) -> tuple[list[Tensor], dict[str, Any]]:
+    from operators.staging import InlineLanes
+
+    return train(lambda _: InlineLanes(), steps, 1, live)
+
+
+@pytest.mark.parametrize("slow", ["in", "out", "compute", "random"])
+@pytest.mark.parametrize("slots", [1, 2, 3, 7])
+def test_a_delayed_lane_changes_nothing(slow: Slow, slots: int) -> None:
+    live = [[True] * 4] * 3
+    ours = train(lambda _: HeldLanes(slow), 3, slots, live)
+    assert len(ours[0]) == 4
+    assert same(ours, reference(3, live))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    slow=st.sampled_from(["in", "out", "compute", "random"]),
+    seed=st.integers(0, 999),
+    slots=st.integers(1, 5),
+    live=st.lists(st.lists(st.booleans(), min_size=4, max_size=4), min_size=3, max_size=3),
+)
+def test_no_order_of_the_lanes_changes_a_bit(
+    slow: Slow, seed: int, slots: int, live: list[list[bool]]
+) -> None:
+    assert same(train(lambda _: HeldLanes(slow, seed), 3, slots, live), reference(3, live))
+
+
+@pytest.mark.parametrize("slow", ["in", "out", "random"])
+def test_a_delayed_lane_of_the_host_pass_changes_nothing(slow: Slow) -> None:
+    live = [[True] * 4, [True, False, True, True], [True] * 4]
+    assert same(train(lambda _: HeldLanes(slow), 3, 2, live, "host"), reference(3, live))
+
+
+@pytest.mark.parametrize("slow", ["in", "out", "compute"])
+def test_a_forgotten_dependency_would_be_seen(slow: Slow) -> None:
+    live = [[True] * 4] * 3
+    assert not same(train(lambda _: HeldLanes(slow, forget=True), 3, 2, live), reference(3, live))
