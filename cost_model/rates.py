@@ -83,8 +83,12 @@ class RateView:
             ) from None
 
     def scale(self, key: str) -> float:
-        """Correction factor of ``operator:pass``; 1 when nothing was fitted."""
-        return self._scales.get(key, 1.0)
+        """Correction factor of ``operator:pass``: fitted for the pass, or for the whole step, or 1."""
+        operator = key.split(":", maxsplit=1)[0]
+        for name in (key, f"{operator}:step", f"{operator}:forward_backward"):
+            if name in self._scales:
+                return self._scales[name]
+        return 1.0
 
     def names(self) -> tuple[str, ...]:
         """Every rate there is."""

@@ -25,12 +25,6 @@ TERM_NAMES = (
     "gradient_reduce",
     "optimizer",
 )
-_TERM_SPREADS = {
-    "dispatch": ("pipelined_llep:forward", "pipelined_llep:backward"),
-    "head": ("ring_dtp:forward", "ring_dtp:backward"),
-    "boundaries_exposed": ("checkpoint_offload:step",),
-    "optimizer": ("stream_adamw:step",),
-}
 _TERM_OPERATORS = {
     "dispatch": "pipelined_llep",
     "head": "ring_dtp",
@@ -142,6 +136,12 @@ def term_coverage(shape: StepShape, launch: LaunchConfig, cost: CostModel) -> di
     return {term: coverage(cost, operator, values[operator]) for term, operator in _TERM_OPERATORS.items()}
 
 
+def operator_spread(cost: CostModel, operator: str) -> float:
+    """Widest spread of held-out errors among an operator's passes; 0 where it was never fitted."""
+    own = (width for key, width in cost.spreads.items() if key.split(":")[0] == operator)
+    return max(own, default=0.0)
+
+
 def step_time(
     model: ModelSpec,
     cluster: ClusterSpec,
@@ -169,7 +169,7 @@ def step_time(
     spread_squares = 0.0
     outside_squares = 0.0
     for name, formula in formulas.items():
-        spread = max((cost.spreads.get(key, 0.0) for key in _TERM_SPREADS.get(name, ())), default=0.0)
+        spread = operator_spread(cost, _TERM_OPERATORS.get(name, ""))
         extra = covers[name].extra_log_width if name in covers else 0.0
         inside = name in covers and covers[name].covered
         terms[name] = cost.estimate(

@@ -176,7 +176,7 @@ class StepShape:
             out = exposed_copy_seconds(rates, copy, segment.forward_s)
             back = exposed_copy_seconds(rates, copy, segment.backward_s)
             exposed = exposed + segment.count * (out + back)
-        return share * exposed * rates.scale("checkpoint_offload:step")
+        return share * exposed
 
     def optimizer_s(
         self, rates: RateView, *, engine: str, bucket_params: Number, staging_slots: Number, host_share: float
