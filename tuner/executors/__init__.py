@@ -1,0 +1,1 @@
+"""Who runs the ranks of a trial."""

@@ -1,0 +1,96 @@
+"""What a sweep asks of whoever runs its gangs: one task on so many ranks, and an outcome in any case."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+OutcomeKind = Literal[
+    "done",  # every rank returned
+    "device_oom",  # a rank ran out of device memory
+    "host_oom",  # a rank ran out of host memory: MemoryError, its limit, or the kernel's OOM killer
+    "invalid",  # a rank refused the configuration (RuleError)
+    "raised",  # a rank raised something else
+    "died",  # a rank's process ended
+    "stalled",  # no rank made progress
+    "timeout",  # the task took longer than its whole allowance
+    "start",  # the gang did not come up
+    "cancelled",
+]
+
+OOM_KINDS: tuple[OutcomeKind, ...] = ("device_oom", "host_oom")
+
+
+@dataclass(frozen=True, slots=True)
+class Timers:
+    """How long each part of a task may take, in seconds.
+
+    ``stall_s`` counts from the last repetition that the slowest rank finished: a rank that hangs in a
+    collective is alive but makes none.
+    """
+
+    start_s: float = 120.0
+    run_s: float = 1800.0
+    stall_s: float = 120.0
+    cancel_s: float = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class GangTask:
+    """A function for every rank of a gang.
+
+    Attributes:
+        function: ``module:name`` of ``f(ranks, payload, report) -> JSON``; ``report(progress)`` resets the
+            stall timer.
+        payload: JSON given to every rank.
+        host_limit_bytes: most data memory (RLIMIT_DATA) that one rank may add while the task runs.
+    """
+
+    function: str
+    payload: dict[str, Any]
+    ranks: int
+    device: Literal["cpu", "cuda"] = "cpu"
+    timers: Timers = field(default_factory=Timers)
+    host_limit_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GangOutcome:
+    """How a task ended. ``results`` holds every rank's answer, in rank order, when ``kind`` is ``done``."""
+
+    kind: OutcomeKind
+    results: list[Any] = field(default_factory=list)
+    reason: str = ""
+    rank: int | None = None
+    log_tail: str = ""
+
+    @property
+    def ok(self) -> bool:
+        return self.kind == "done"
+
+
+Progress = Callable[[int, dict[str, Any]], None]
+"""Called with a rank and what it reported."""
+
+
+class Executor(Protocol):
+    """Runs gangs. Never raises for what a rank does, never outlives its timers, leaves no process behind.
+
+    A gang stays warm for the next task of its size and device; after anything but ``done`` and
+    ``invalid`` it is thrown away.
+    """
+
+    def run(
+        self,
+        task: GangTask,
+        *,
+        on_progress: Progress | None = None,
+        cancelled: Callable[[], bool] | None = None,
+    ) -> GangOutcome: ...
+
+    def max_ranks(self, device: str) -> int:
+        """Largest gang that can be placed on this device; 0 when it is not there."""
+
+    def close(self) -> None:
+        """End every gang."""

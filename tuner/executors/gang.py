@@ -1,0 +1,110 @@
+"""A gang: the processes of one group of ranks on this machine, and the pipes to them."""
+
+from __future__ import annotations
+
+import multiprocessing as mp
+import os
+import shutil
+import tempfile
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from tuner.executors.base import GangTask
+from tuner.executors.rank_process import Place, serve
+
+_PRELOAD = ["torch", "torch.distributed", "operators.ranks", "tuner.executors.rank_process", "tuner.measure"]
+_LOG_TAIL_BYTES = 8_000
+
+Message = tuple[Any, ...]
+
+
+class Gang:
+    """``ranks`` processes in one group. They end with :meth:`kill`, or with this process."""
+
+    def __init__(self, ranks: int, device: str) -> None:
+        self.ranks, self.device = ranks, device
+        context = mp.get_context("forkserver")
+        context.set_forkserver_preload(_PRELOAD)
+        self._folder = Path(tempfile.mkdtemp(prefix="flatpeak-gang-"))
+        threads = max(1, (os.cpu_count() or 1) // ranks)
+        self.pipes: list[Connection] = []
+        self._lifelines: list[Connection] = []
+        self._processes: list[Any] = []
+        for rank in range(ranks):
+            place = Place(
+                rank=rank,
+                world_size=ranks,
+                device=device,
+                threads=threads,
+                store=str(self._folder / "store"),
+                log=str(self._log(rank)),
+            )
+            ours, theirs = context.Pipe()
+            end, lifeline = context.Pipe()
+            process = context.Process(target=serve, args=(place, theirs, lifeline), daemon=True)
+            process.start()
+            theirs.close()
+            lifeline.close()
+            self.pipes.append(ours)
+            self._lifelines.append(end)
+            self._processes.append(process)
+
+    def send(self, task: GangTask) -> None:
+        """Give every rank the task. A rank that is gone is noticed by :meth:`receive`."""
+        for pipe in self.pipes:
+            try:
+                pipe.send((task.function, task.payload, task.host_limit_bytes))
+            except OSError:
+                continue
+
+    def receive(self, pending: set[int], timeout_s: float) -> list[tuple[int, Message]]:
+        """What the ranks of ``pending`` say within ``timeout_s``; a dead one says ``("died", exit code)``."""
+        heard: list[tuple[int, Message]] = []
+        ready = set(wait([self.pipes[r] for r in pending], timeout=max(0.0, timeout_s)))
+        for rank in sorted(pending):
+            if self.pipes[rank] not in ready:
+                continue
+            try:
+                heard.append((rank, self.pipes[rank].recv()))
+            except (EOFError, OSError):
+                self._processes[rank].join(timeout=5)
+                heard.append((rank, ("died", self._processes[rank].exitcode)))
+        return heard
+
+    @property
+    def pids(self) -> list[int]:
+        return [process.pid for process in self._processes]
+
+    def log_tail(self, rank: int | None = None) -> str:
+        """The end of one rank's log, or of every rank's."""
+        parts = []
+        for r in range(self.ranks) if rank is None else [rank]:
+            path = self._log(r)
+            if not path.exists():
+                continue
+            with path.open("rb") as log:
+                log.seek(max(0, path.stat().st_size - _LOG_TAIL_BYTES))
+                said = log.read().decode(errors="replace").strip()
+            if said:
+                parts.append(f"rank {r}:\n{said}")
+        return "\n".join(parts)[-_LOG_TAIL_BYTES * 2 :]
+
+    def kill(self, grace_s: float) -> None:
+        """End every process, at the latest ``grace_s`` after it was asked to, and remove the gang's files."""
+        for process in self._processes:
+            process.terminate()
+        until = monotonic() + grace_s
+        for process in self._processes:
+            process.join(timeout=max(0.0, until - monotonic()))
+            if process.is_alive():
+                process.kill()
+                process.join()
+            process.close()
+        for connection in [*self.pipes, *self._lifelines]:
+            connection.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _log(self, rank: int) -> Path:
+        return self._folder / f"rank{rank}.log"

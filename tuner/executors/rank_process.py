@@ -1,0 +1,182 @@
+"""One rank of a local gang: joins its group, then runs one task after another until its supervisor goes.
+
+Talks to the supervisor over one pipe: ``("ready",)``, ``("progress", JSON)``, ``("done", JSON)`` or
+``("error", kind, text)``.
+"""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import os
+import resource
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from operators.errors import RuleError
+from operators.ranks import ProcessRanks
+
+# Collectives must outlast the stall timer, which is the one that ends a hung gang and says why.
+_COLLECTIVE_TIMEOUT = timedelta(hours=2)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a rank stands."""
+
+    rank: int
+    world_size: int
+    device: str
+    threads: int
+    store: str
+    log: str
+
+
+def serve(place: Place, pipe: Connection, lifeline: Connection) -> None:
+    """Body of the process."""
+    threading.Thread(target=_end_with, args=(lifeline,), daemon=True).start()
+    _redirect(place.log)
+    os.environ |= {
+        "RANK": str(place.rank),
+        "LOCAL_RANK": str(place.rank),
+        "WORLD_SIZE": str(place.world_size),
+        "OMP_NUM_THREADS": str(place.threads),
+    }
+    torch.set_num_threads(place.threads)
+    try:
+        ranks = _join(place)
+    except Exception:
+        pipe.send(("error", "start", traceback.format_exc()))
+        return
+    pipe.send(("ready",))
+    while True:
+        try:
+            function, payload, host_limit_bytes = pipe.recv()
+        except EOFError:
+            break
+        pipe.send(_run(ranks, pipe, function, payload, host_limit_bytes))
+    dist.destroy_process_group()
+
+
+def load(reference: str) -> Any:
+    """The object that ``module:name`` stands for."""
+    module, _, name = reference.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def _run(
+    ranks: ProcessRanks,
+    pipe: Connection,
+    function: str,
+    payload: dict[str, Any],
+    host_limit_bytes: int | None,
+) -> tuple[Any, ...]:
+    def report(progress: dict[str, Any]) -> None:
+        pipe.send(("progress", progress))
+
+    try:
+        torch.manual_seed(0)
+        call: Callable[..., Any] = load(function)
+        with _limited(host_limit_bytes):
+            return ("done", call(ranks, payload, report))
+    except BaseException as error:  # whatever a rank does, its supervisor hears of it
+        kind = _kind(error)
+        text = _said(error) if kind in ("device_oom", "host_oom", "invalid") else traceback.format_exc()
+        traceback.print_exc()
+        return ("error", kind, text)
+
+
+def _kind(error: BaseException) -> str:
+    if isinstance(error, torch.OutOfMemoryError):
+        return "device_oom"
+    text = str(error)
+    # torch's CPU allocator raises a plain RuntimeError; only its text tells
+    no_memory = isinstance(error, RuntimeError) and ("can't allocate memory" in text or "bad_alloc" in text)
+    if isinstance(error, MemoryError) or no_memory:
+        return "host_oom"
+    if isinstance(error, OSError) and error.errno == errno.ENOMEM:
+        return "host_oom"
+    if isinstance(error, RuleError):
+        return "invalid"
+    return "raised"
+
+
+def _said(error: BaseException) -> str:
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__
+
+
+@contextmanager
+def _limited(host_limit_bytes: int | None) -> Iterator[None]:
+    """Let the data memory of this process grow by so much and no more, where the system can count it."""
+    held = _data_bytes()
+    if host_limit_bytes is None or held is None:
+        yield
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    wanted = held + host_limit_bytes
+    resource.setrlimit(
+        resource.RLIMIT_DATA, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard)
+    )
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+
+def _data_bytes() -> int | None:
+    try:
+        status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return None
+    for line in status.splitlines():
+        if line.startswith("VmData:"):
+            return int(line.split()[1]) * 1024
+    return None
+
+
+def _join(place: Place) -> ProcessRanks:
+    options: dict[str, Any] = {}
+    if place.device == "cuda":
+        device = torch.device("cuda", place.rank)
+        torch.cuda.set_device(device)
+        options["device_id"] = device
+    dist.init_process_group(
+        "nccl" if place.device == "cuda" else "gloo",
+        init_method=f"file://{place.store}",
+        rank=place.rank,
+        world_size=place.world_size,
+        timeout=_COLLECTIVE_TIMEOUT,
+        **options,
+    )
+    ranks = ProcessRanks()
+    ranks.barrier()  # connections are made here, not in somebody's first measurement
+    return ranks
+
+
+def _redirect(log: str) -> None:
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    sys.stderr.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+
+
+def _end_with(lifeline: Connection) -> None:
+    """Leave when the supervisor does, also in the middle of a collective."""
+    try:
+        lifeline.recv()
+    except (EOFError, OSError):
+        os._exit(0)

@@ -1,0 +1,1 @@
+"""How the tuner builds, bounds and checks each operator: one adapter a file."""

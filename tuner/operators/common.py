@@ -1,0 +1,81 @@
+"""What the adapters share: dtypes by name, seeded tensors, relative errors."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from cost_model.errors import RuleError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+SCALAR_BYTES = {"bfloat16": 2, "float32": 4, "float64": 8}
+# Largest relative error (against the largest entry of the reference) that rounding explains.
+TOLERANCE = {"bfloat16": 4e-2, "float32": 2e-4, "float64": 1e-9}
+
+
+def check_dtype(operator: str, dtype: str) -> str:
+    """``dtype`` when operators compute in it.
+
+    Raises:
+        RuleError: they do not.
+    """
+    if dtype not in SCALAR_BYTES:
+        raise RuleError(
+            rule=f"{operator} computes in one of {list(SCALAR_BYTES)}", value=dtype, remedy="Choose one of them."
+        )
+    return dtype
+
+
+def check_divides(what: str, whole: int, ranks: int) -> None:
+    """Refuse what the ranks cannot share evenly.
+
+    Raises:
+        RuleError: ``ranks`` does not divide ``whole``.
+    """
+    if whole % ranks:
+        raise RuleError(
+            rule=f"the ranks must divide {what}", value=f"{whole} over {ranks} ranks", remedy="Change one of them."
+        )
+
+
+def powers_of_two(low: int, high: int) -> tuple[int, ...]:
+    """Powers of two in ``[low, high]``; ``high`` itself when there is none."""
+    found = tuple(1 << n for n in range(63) if low <= 1 << n <= high)
+    return found or (high,)
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    import torch
+
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
+
+
+def normal(*shape: int, seed: int, dtype: str, device: str, scale: float = 1.0) -> Tensor:
+    """Normal values that depend on ``seed`` alone, whatever the device."""
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    values = torch.randn(*shape, generator=generator) * scale
+    return values.to(device=device, dtype=torch_dtype(dtype))
+
+
+def relative_error(found: Tensor, expected: Tensor) -> float:
+    """Largest difference over the reference's largest entry; 0 for nothing to compare, NaN stays NaN."""
+    if expected.numel() == 0:
+        return 0.0
+    scale = max(float(expected.double().abs().max()), 1e-12)
+    return float((found.double() - expected.double()).abs().max()) / scale
+
+
+def worst(errors: list[float]) -> float:
+    """The largest; NaN when any is."""
+    return next((e for e in errors if e != e), max(errors))
+
+
+def drop_gradients(*leaves: Any) -> None:
+    """Forget the gradients of the last repetition."""
+    for leaf in leaves:
+        leaf.grad = None

@@ -1,0 +1,174 @@
+"""Ring-DTP and the heads it is compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from operators.bounds.ring_dtp import materialised_head_bytes, resolve_ring_mode, ring_dtp_terms
+from tuner.operators.common import (
+    SCALAR_BYTES,
+    TOLERANCE,
+    check_dtype,
+    drop_gradients,
+    normal,
+    powers_of_two,
+    relative_error,
+    worst,
+)
+from tuner.registry import Runnable, Shape, check_keys
+from tuner.space import Config, Knob, Space
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from operators.ranks import Ranks
+
+_CHECK_TOKENS, _CHECK_HIDDEN, _CHECK_VOCAB = 24, 16, 53
+
+
+class RingDtpAdapter:
+    """Shape: ``tokens_per_rank``, ``hidden``, ``vocab``, ``dtype``. Knobs: ``ring_mode``, ``strip_rows``."""
+
+    name = "ring_dtp"
+    version = 1
+    providers = ("flatpeak",)
+
+    def shape(self, given: Mapping[str, Any], ranks: int) -> Shape:
+        del ranks
+        required = {"tokens_per_rank": int, "hidden": int, "vocab": int}
+        shape = check_keys(self.name, given, required, {"dtype": "float32"})
+        check_dtype(self.name, shape["dtype"])
+        return shape
+
+    def space(self, shape: Shape, ranks: int, provider: str) -> Space:
+        del ranks
+        if provider == "materialised":
+            return Space(())
+        tokens = shape["tokens_per_rank"]
+        return Space(
+            (
+                Knob("ring_mode", ("auto", "weights", "activations", "gather")),
+                Knob("strip_rows", powers_of_two(max(1, tokens // 16), tokens), "ordered"),
+            )
+        )
+
+    def canonical(self, shape: Shape, config: Config, ranks: int) -> Config:
+        one = dict(config)
+        if one.get("ring_mode") == "auto":
+            one["ring_mode"] = resolve_ring_mode(shape["tokens_per_rank"], shape["vocab"], ranks)
+        if "strip_rows" in one:
+            one["strip_rows"] = min(max(1, int(one["strip_rows"])), shape["tokens_per_rank"])
+        return one
+
+    def bound_bytes(self, shape: Shape, config: Config, ranks: int, provider: str) -> dict[str, int]:
+        scalar = SCALAR_BYTES[shape["dtype"]]
+        if provider == "materialised":
+            sizes = {k: shape[v] for k, v in (("hidden", "hidden"), ("vocab", "vocab"))}
+            peak = materialised_head_bytes(tokens=shape["tokens_per_rank"], scalar_bytes=scalar, **sizes)
+            gradients = scalar * shape["hidden"] * (shape["vocab"] + shape["tokens_per_rank"])
+            return {"strips": peak, "accumulators": gradients}
+        return ring_dtp_terms(
+            tokens=shape["tokens_per_rank"],
+            hidden=shape["hidden"],
+            vocab=shape["vocab"],
+            vocab_ranks=ranks,
+            ring_mode=str(config["ring_mode"]),
+            strip_rows=int(config["strip_rows"]),
+            pass_="backward",  # noqa: S106
+            scalar_bytes=scalar,
+        )
+
+    def build(self, shape: Shape, config: Config, ranks: Ranks, device: str, provider: str) -> Runnable:
+        import torch
+
+        tokens, hidden, vocab = shape["tokens_per_rank"], shape["hidden"], shape["vocab"]
+        hidden_NH, weight_VH, targets_N = _inputs(tokens, hidden, vocab, shape["dtype"], ranks, device, provider)
+        losses: list[Tensor] = []
+
+        def forward() -> None:
+            losses.append(_loss(hidden_NH, weight_VH, targets_N, config, ranks, provider))
+
+        def backward() -> None:
+            torch.autograd.backward(losses.pop())
+
+        def reset() -> None:
+            losses.clear()
+            drop_gradients(hidden_NH, weight_VH)
+
+        held = (hidden_NH, weight_VH, targets_N)
+        return Runnable({"forward": forward, "backward": backward}, held, reset)
+
+    def reference_check(
+        self, shape: Shape, config: Config, ranks: Ranks, device: str, provider: str
+    ) -> tuple[float, float]:
+        import torch
+        from torch.nn.functional import cross_entropy
+
+        dtype = shape["dtype"]
+        sizes = (_CHECK_TOKENS, _CHECK_HIDDEN, _CHECK_VOCAB)
+        hidden_NH, weight_VH, targets_N = _inputs(*sizes, dtype, ranks, device, provider)
+        small = dict(config)
+        if "strip_rows" in small:
+            # keep the number of tiles a token block is cut into, not the rows of one
+            small["strip_rows"] = max(1, _CHECK_TOKENS * int(small["strip_rows"]) // shape["tokens_per_rank"])
+        loss = _loss(hidden_NH, weight_VH, targets_N, small, ranks, provider)
+        loss.backward()
+
+        x_NH = hidden_NH.detach().double().requires_grad_()
+        full_VH = _weight(_CHECK_VOCAB, _CHECK_HIDDEN, dtype, device).double().requires_grad_()
+        # every rank's loss is its share of the group's mean; weight gradients are sums over the ranks
+        total = cross_entropy(x_NH @ full_VH.T, targets_N, reduction="sum") / (_CHECK_TOKENS * ranks.size)
+        total.backward()
+        assert x_NH.grad is not None
+        assert full_VH.grad is not None
+        assert hidden_NH.grad is not None
+        assert weight_VH.grad is not None
+        weight_grad_VH = full_VH.grad.clone()
+        ranks.all_reduce(weight_grad_VH)
+        start, stop = _interval(_CHECK_VOCAB, ranks, provider)
+        errors = [
+            relative_error(loss.detach(), total.detach()),
+            relative_error(hidden_NH.grad, x_NH.grad),
+            relative_error(weight_VH.grad, weight_grad_VH[start:stop]),
+        ]
+        del torch
+        return worst(errors), TOLERANCE[dtype]
+
+
+def _inputs(
+    tokens: int, hidden: int, vocab: int, dtype: str, ranks: Ranks, device: str, provider: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    import torch
+
+    hidden_NH = normal(tokens, hidden, seed=1 + ranks.rank, dtype=dtype, device=device).requires_grad_()
+    start, stop = _interval(vocab, ranks, provider)
+    weight_VH = _weight(vocab, hidden, dtype, device)[start:stop].clone().requires_grad_()
+    generator = torch.Generator().manual_seed(1001 + ranks.rank)
+    targets_N = torch.randint(0, vocab, (tokens,), generator=generator).to(device)
+    return hidden_NH, weight_VH, targets_N
+
+
+def _weight(vocab: int, hidden: int, dtype: str, device: str) -> Tensor:
+    return normal(vocab, hidden, seed=0, dtype=dtype, device=device, scale=hidden**-0.5)
+
+
+def _interval(vocab: int, ranks: Ranks, provider: str) -> tuple[int, int]:
+    from operators.vocab_shards import shard_interval
+
+    return (0, vocab) if provider == "materialised" else shard_interval(vocab, ranks.size, ranks.rank)
+
+
+def _loss(
+    hidden_NH: Tensor, weight_VH: Tensor, targets_N: Tensor, config: Config, ranks: Ranks, provider: str
+) -> Tensor:
+    from operators.ring_dtp import ring_dtp
+
+    del provider
+    mode: Any = config["ring_mode"]
+    return ring_dtp(
+        hidden_NH, weight_VH, targets_N, ranks=ranks, mode=mode, strip_rows=int(config["strip_rows"])
+    )
+
+
+ADAPTER = RingDtpAdapter()

@@ -1,0 +1,145 @@
+"""The next point of a sweep. Our rows are the truth; what a sampler knows is rebuilt from them each time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
+from optuna.samplers import BaseSampler, GPSampler, TPESampler
+from optuna.trial import FrozenTrial, create_trial
+from optuna.trial import TrialState as StudyState
+
+from tuner.space import Config, Knob, Space, config_id
+
+optuna.logging.set_verbosity(optuna.logging.WARNING)
+
+_STARTUP_TRIALS = 6
+_ASKS = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A trial as a sampler is told of it.
+
+    Attributes:
+        latency_s: measured, or None.
+        bound_bytes, peak_bytes: Eq. 6 and the measured peak, as far as known.
+        ended: it has its answer; a live one is told as running, so that its place is not proposed again.
+        failed: it ended without saying anything about its point.
+    """
+
+    config: Config
+    latency_s: float | None
+    bound_bytes: int | None
+    peak_bytes: int | None
+    ended: bool
+    failed: bool = False
+    out_of_memory: bool = False
+
+
+def propose(
+    strategy: str, space: Space, known: Sequence[Known], *, seed: int, limit_bytes: int
+) -> Config | None:
+    """A point that is not known yet, or None when there is none left.
+
+    Args:
+        strategy: ``grid``, ``random``, ``tpe`` or ``gp``.
+    """
+    taken = {config_id(k.config) for k in known}
+    if strategy == "grid":
+        return _first_new(space.grid(), taken)
+    if strategy == "random":
+        return _first_new(space.shuffled(seed), taken)
+    study = optuna.create_study(sampler=_sampler(strategy, seed + len(known)), direction="minimize")
+    for one in known:
+        study.add_trial(_told(space, one, known, limit_bytes))
+    for _ in range(_ASKS):
+        trial = study.ask()
+        config: Config = {}
+        for knob in space.knobs:
+            if knob.active(config):
+                config[knob.name] = knob.values[_suggest(trial, knob)]
+        if config_id(config) not in taken:
+            return config
+        study.tell(trial, state=StudyState.FAIL)
+    return _first_new(space.shuffled(seed), taken)
+
+
+def _first_new(points: Iterable[Config], taken: set[str]) -> Config | None:
+    return next((point for point in points if config_id(point) not in taken), None)
+
+
+def _sampler(strategy: str, seed: int) -> BaseSampler:
+    if strategy == "gp":
+        return GPSampler(seed=seed, n_startup_trials=_STARTUP_TRIALS, warn_independent_sampling=False)
+    return TPESampler(seed=seed, n_startup_trials=_STARTUP_TRIALS)
+
+
+def _distribution(knob: Knob) -> BaseDistribution:
+    """Values are told by their place in the knob's list: bytes and counts grow in ratios, not in steps."""
+    if knob.kind == "ordered":
+        return IntDistribution(0, len(knob.values) - 1)
+    return CategoricalDistribution(list(range(len(knob.values))))
+
+
+def _suggest(trial: optuna.Trial, knob: Knob) -> int:
+    if knob.kind == "ordered":
+        return trial.suggest_int(knob.name, 0, len(knob.values) - 1)
+    return int(trial.suggest_categorical(knob.name, list(range(len(knob.values)))))
+
+
+def _told(space: Space, one: Known, known: Sequence[Known], limit_bytes: int) -> FrozenTrial:
+    params, distributions = _params(space, one.config)
+    if not one.ended:
+        return create_trial(state=StudyState.RUNNING, params=params, distributions=distributions)
+    if one.failed:
+        return create_trial(state=StudyState.FAIL, params=params, distributions=distributions)
+    value = one.latency_s if one.latency_s is not None else expected_latency_s(space, one.config, known)
+    # Told as failed, an infeasible point teaches nothing and the sampler walks back to it. So it is told as
+    # complete, with constraints above zero; and every trial gets every constraint, as GPSampler insists.
+    bound = -1.0 if one.bound_bytes is None else one.bound_bytes / limit_bytes - 1.0
+    peak = -1.0 if one.peak_bytes is None else one.peak_bytes / limit_bytes - 1.0
+    if one.out_of_memory:
+        peak = max(peak, bound, 0.1)
+    return create_trial(
+        value=value,
+        params=params,
+        distributions=distributions,
+        constraints={"bound": bound, "peak": peak},
+    )
+
+
+def _params(space: Space, config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, BaseDistribution]]:
+    params: dict[str, Any] = {}
+    distributions: dict[str, BaseDistribution] = {}
+    for knob in space.knobs:
+        if knob.name in config and config[knob.name] in knob.values:
+            params[knob.name] = knob.values.index(config[knob.name])
+            distributions[knob.name] = _distribution(knob)
+    return params, distributions
+
+
+def expected_latency_s(space: Space, config: Config, known: Sequence[Known]) -> float:
+    """Latency of a point that was not measured, from its measured neighbours (1 s when there are none)."""
+    measured = [k for k in known if k.latency_s is not None]
+    if not measured:
+        return 1.0
+    place = _params(space, config)[0]
+
+    def distance(other: Known) -> float:
+        there = _params(space, other.config)[0]
+        total = 0.0
+        for knob in space.knobs:
+            here, away = place.get(knob.name), there.get(knob.name)
+            if here == away:
+                continue
+            near = knob.kind == "ordered" and here is not None and away is not None
+            total += abs(here - away) / (len(knob.values) - 1) if near and here is not None else 1.0
+        return total
+
+    nearest = min(distance(k) for k in measured)
+    return median(k.latency_s for k in measured if k.latency_s is not None and distance(k) <= nearest + 1e-9)

@@ -1,0 +1,351 @@
+"""A sweep: created from its spec, extended by its strategy, run trial by trial, settled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from cost_model.errors import RuleError
+from db.lifecycle import SWEEP_TERMINAL, TERMINAL, SweepState, TrialState
+from db.repositories import IdempotencyRepository, NewTrial, SweepRepository, TrialRepository
+from db.session import Database
+from db.tables import Sweep, Trial
+from tuner.executors.base import OOM_KINDS, Executor
+from tuner.fingerprint import local_hardware_id
+from tuner.proposals import Known, propose
+from tuner.registry import OperatorAdapter, check_provider, load_adapter
+from tuner.space import Config, Knob, Space, config_id
+from tuner.sweep_spec import SweepSpec, parse_sweep, read_sweep_file
+from tuner.trial import Leases, memory_limit_bytes, over_limit
+
+__all__ = [
+    "SweepOutcome",
+    "SweepProgress",
+    "SweepSpec",
+    "create_sweep",
+    "extend_sweep",
+    "parse_sweep",
+    "progress_of",
+    "read_sweep_file",
+    "run_sweep",
+    "spec_of",
+]
+
+_AT_ONCE = ("grid", "random")
+
+
+@dataclass(frozen=True, slots=True)
+class SweepProgress:
+    """How far a sweep is: trials by state, of how many, the best latency so far, and what runs now."""
+
+    sweep_id: str
+    state: SweepState
+    reason: str | None
+    counts: dict[str, int]
+    total: int
+    best_latency_s: float | None
+    best_config: Config | None
+    running: Config | None = None
+    phase: dict[str, Any] | None = None
+
+    @property
+    def ended(self) -> int:
+        """Trials that have their answer."""
+        return sum(self.counts.get(state.value, 0) for state in TERMINAL)
+
+
+@dataclass(frozen=True, slots=True)
+class SweepOutcome:
+    """How :func:`run_sweep` left the sweep. ``paused`` and ``cancelled`` sweeps say why."""
+
+    sweep_id: str
+    state: SweepState
+    reason: str | None
+    counts: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Points:
+    """The operator, its legal shape and the space of one sweep."""
+
+    adapter: OperatorAdapter
+    spec: SweepSpec
+    space: Space
+
+    def new_trial(self, config: Config, strategy: str, limit_bytes: int | None) -> NewTrial:
+        ranks = self.spec.target.ranks
+        terms = self.adapter.bound_bytes(self.spec.shape, config, ranks, self.spec.provider)
+        bound = sum(terms.values())
+        rejected = None if limit_bytes is None else over_limit(bound, limit_bytes)
+        return NewTrial(config, config_id(config), strategy, bound, dict(terms), rejected)
+
+    def all(self) -> list[Config]:
+        """Every point in its one spelling, once."""
+        found: dict[str, Config] = {}
+        for config in self.space.grid():
+            one = self.canonical(config)
+            found.setdefault(config_id(one), one)
+        return list(found.values())
+
+    def canonical(self, config: Config) -> Config:
+        return self.adapter.canonical(self.spec.shape, config, self.spec.target.ranks)
+
+
+def _points(spec: SweepSpec) -> _Points:
+    adapter = load_adapter(spec.operator)
+    check_provider(adapter, spec.provider)
+    shape = adapter.shape(spec.shape, spec.target.ranks)
+    space = adapter.space(shape, spec.target.ranks, spec.provider)
+    return _Points(adapter, spec.model_copy(update={"shape": shape}), _chosen(space, spec))
+
+
+def _chosen(space: Space, spec: SweepSpec) -> Space:
+    """The operator's knobs with the sweep's values; an ordered knob given words is compared by name."""
+    for name, values in spec.space.items():
+        knob = space.knob(name)
+        legal = knob.values
+        if knob.kind == "categorical" and (wrong := [v for v in values if v not in legal]):
+            raise RuleError(
+                rule=f"{name} takes the values of its list",
+                value=wrong[0],
+                remedy=f"Choose among {list(legal)}.",
+            )
+        if knob.kind == "ordered" and (
+            wrong := [v for v in values if not isinstance(v, int | float) or v < 0]
+        ):
+            raise RuleError(
+                rule=f"values of {name} must be numbers, not negative",
+                value=wrong[0],
+                remedy="Correct the value.",
+            )
+    chosen = space.narrowed(spec.space)
+    return Space(tuple(_sorted(knob) for knob in chosen.knobs))
+
+
+def _sorted(knob: Knob) -> Knob:
+    """Samplers learn an ordered knob by the place of a value in its list."""
+    if knob.kind != "ordered":
+        return knob
+    return replace(knob, values=tuple(sorted(knob.values, key=float)))
+
+
+def create_sweep(database: Database, spec: SweepSpec, idempotency_key: str | None = None) -> str:
+    """Store a sweep with its first trials; those that a stated memory limit rules out are never queued.
+
+    ``grid`` and ``random`` sweeps get all their trials now, ``tpe`` and ``gp`` one after the other. A limit
+    that is not stated is the one of the machine that claims a trial.
+
+    Args:
+        idempotency_key: the same key and spec again give the same sweep.
+
+    Returns:
+        The sweep's id.
+
+    Raises:
+        RuleError: unknown operator, provider, knob or key; an illegal shape; a grid larger than max_trials;
+            an idempotency key used for another spec.
+    """
+    points = _points(spec)
+    spec = points.spec
+    request = spec.model_dump(mode="json")
+    configs = _first_configs(points)
+    try:
+        return _store(database, points, configs, request, idempotency_key)
+    except _MadeBefore as made:
+        return made.sweep_id
+
+
+class _MadeBefore(Exception):
+    """Another request with the same key was a moment faster: this one is rolled back."""
+
+    def __init__(self, sweep_id: str) -> None:
+        super().__init__(sweep_id)
+        self.sweep_id = sweep_id
+
+
+def _store(
+    database: Database,
+    points: _Points,
+    configs: list[Config],
+    request: dict[str, Any],
+    idempotency_key: str | None,
+) -> str:
+    spec = points.spec
+    with database.session() as session:
+        keys = IdempotencyRepository(session)
+        if (
+            idempotency_key is not None
+            and (known := keys.find("sweeps", idempotency_key, request)) is not None
+        ):
+            return known
+        sweep = SweepRepository(session).create(
+            name=spec.name or f"{points.adapter.name} on {spec.target.ranks} ranks",
+            operator=points.adapter.name,
+            provider=spec.provider,
+            strategy=spec.strategy,
+            ranks=spec.target.ranks,
+            device=spec.target.device,
+            hardware_id=spec.target.hardware_id,
+            spec=request,
+            max_trials=min(spec.max_trials, len(configs)) if spec.strategy in _AT_ONCE else spec.max_trials,
+        )
+        if idempotency_key is not None:
+            kept = keys.remember("sweeps", idempotency_key, request, sweep.id)
+            if kept != sweep.id:
+                raise _MadeBefore(kept)
+        TrialRepository(session).add(
+            sweep.id, [points.new_trial(c, spec.strategy, spec.memory_limit_bytes) for c in configs]
+        )
+        return sweep.id
+
+
+def _first_configs(points: _Points) -> list[Config]:
+    spec = points.spec
+    if spec.strategy not in _AT_ONCE:
+        return []
+    configs = points.all()
+    if spec.strategy == "random":
+        order = [points.canonical(c) for c in points.space.shuffled(spec.seed)]
+        distinct = {config_id(c): c for c in reversed(order)}
+        return list(reversed(distinct.values()))[: spec.max_trials]
+    if len(configs) > spec.max_trials:
+        raise RuleError(
+            rule=f"a grid has at most max_trials = {spec.max_trials} points",
+            value=len(configs),
+            remedy="Raise max_trials, shorten the lists, or choose the strategy random.",
+        )
+    return configs
+
+
+def spec_of(sweep: Sweep) -> SweepSpec:
+    """The spec a sweep was created from, with its complete shape."""
+    return SweepSpec.model_validate(sweep.spec_json)
+
+
+def extend_sweep(database: Database, sweep_id: str) -> bool:
+    """Propose the next point of an adaptive sweep when none is queued.
+
+    Returns:
+        Whether the sweep has, or may still get, work: False when its last trial has been proposed.
+    """
+    with database.reading() as session:
+        sweep = SweepRepository(session).get(sweep_id)
+        trials = TrialRepository(session).of_sweep(sweep_id)
+    if SweepState(sweep.state) in SWEEP_TERMINAL:
+        return False
+    if sweep.strategy in _AT_ONCE:
+        return any(TrialState(t.state) not in TERMINAL for t in trials)
+    if any(t.state == TrialState.QUEUED.value for t in trials):
+        return True
+    points = _points(spec_of(sweep))
+    limit = memory_limit_bytes(points.spec)
+    known = [_known(t) for t in trials]
+    while _launched(trials) < sweep.max_trials:
+        config = propose(sweep.strategy, points.space, known, seed=points.spec.seed, limit_bytes=limit)
+        if config is None:
+            return False
+        canonical = points.canonical(config)
+        new = points.new_trial(canonical, sweep.strategy, limit)
+        # a point spelt otherwise is one that is known: its spelling is marked as seen for this proposal
+        if canonical != config:
+            known.append(replace(_fresh(config), failed=True))
+        known.append(
+            replace(_fresh(canonical), bound_bytes=new.bound_bytes, out_of_memory=new.rejected is not None)
+        )
+        with database.session() as session:
+            # another worker may have proposed meanwhile: what counts is what the rows say now
+            if SweepRepository(session).get(sweep_id, lock=True).state not in ("queued", "running"):
+                return False
+            trials = TrialRepository(session).of_sweep(sweep_id)
+            if _launched(trials) >= sweep.max_trials:
+                return True
+            added = TrialRepository(session).add(sweep_id, [new])
+        if added and new.rejected is None:
+            return True
+    return any(TrialState(t.state) not in TERMINAL for t in trials)
+
+
+def _launched(trials: list[Trial]) -> int:
+    """Trials that count against max_trials: those ruled out by their bound cost nothing."""
+    return sum(t.reason_kind != "bound" for t in trials)
+
+
+def _fresh(config: Config) -> Known:
+    return Known(config, None, None, None, ended=True)
+
+
+def _known(trial: Trial) -> Known:
+    state = TrialState(trial.state)
+    return Known(
+        config=trial.config_json,
+        latency_s=trial.latency_s,
+        bound_bytes=trial.bound_bytes,
+        peak_bytes=trial.peak_bytes,
+        ended=state in TERMINAL,
+        failed=state in (TrialState.FAILED, TrialState.CANCELLED, TrialState.PRUNED),
+        out_of_memory=trial.reason_kind in (*OOM_KINDS, "bound", "peak"),
+    )
+
+
+def progress_of(database: Database, sweep_id: str) -> SweepProgress:
+    """Where a sweep stands."""
+    with database.reading() as session:
+        sweep = SweepRepository(session).get(sweep_id)
+        trials = TrialRepository(session).of_sweep(sweep_id)
+    counts: dict[str, int] = {}
+    for trial in trials:
+        counts[trial.state] = counts.get(trial.state, 0) + 1
+    done = [t for t in trials if t.state == TrialState.SUCCEEDED.value and t.latency_s is not None]
+    best = min(done, key=lambda t: t.latency_s or 0.0, default=None)
+    running = next((t for t in trials if t.state == TrialState.RUNNING.value), None)
+    return SweepProgress(
+        sweep_id=sweep_id,
+        state=SweepState(sweep.state),
+        reason=sweep.reason,
+        counts=counts,
+        total=max(len(trials), sweep.max_trials),
+        best_latency_s=None if best is None else best.latency_s,
+        best_config=None if best is None else best.config_json,
+        running=None if running is None else running.config_json,
+    )
+
+
+def run_sweep(
+    database: Database,
+    sweep_id: str,
+    executor: Executor,
+    progress: Callable[[SweepProgress], None] | None = None,
+    *,
+    leases: Leases | None = None,
+    stop: Callable[[], bool] = lambda: False,
+) -> SweepOutcome:
+    """Run a sweep to its end on this machine, beside whoever else works on it.
+
+    Trials of workers of this machine that are known to be dead are taken back at once; others when their
+    lease runs out. A sweep that was killed and is run again repeats no finished trial. A paused sweep stays
+    paused: resume it first.
+
+    Args:
+        progress: called after each step with where the sweep stands.
+        stop: asked between and during trials; true leaves the sweep as it is, to be continued later.
+
+    Raises:
+        RuleError: no such sweep, or it is bound to other hardware.
+    """
+    from tuner.worker import Worker
+
+    with database.reading() as session:
+        sweep = SweepRepository(session).get(sweep_id)
+    if sweep.hardware_id is not None and sweep.hardware_id != local_hardware_id():
+        raise RuleError(
+            rule="a sweep bound to one kind of hardware runs only there",
+            value=sweep.hardware_id,
+            remedy=f"This machine is {local_hardware_id()}: run the sweep there, or create one for this machine.",
+        )
+    worker = Worker(database, lambda: executor, sweep_id=sweep_id, leases=leases, progress=progress)
+    worker.run(stop)
+    with database.reading() as session:
+        sweep = SweepRepository(session).get(sweep_id)
+        counts = SweepRepository(session).counts(sweep_id)
+    return SweepOutcome(sweep_id, SweepState(sweep.state), sweep.reason, counts)

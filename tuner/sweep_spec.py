@@ -1,0 +1,112 @@
+"""A sweep as a user writes it, in YAML or JSON."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from cost_model.errors import RuleError
+from tuner.executors.base import Timers
+from tuner.space import Scalar
+
+Strategy = Literal["grid", "random", "tpe", "gp"]
+_MAX_FILE_BYTES = 1_000_000
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Target(_Strict):
+    """What a sweep runs on: so many ranks of a device, on one kind of hardware or on any."""
+
+    ranks: int = Field(ge=1, le=4096)
+    device: Literal["cpu", "cuda"] = "cpu"
+    hardware_id: str | None = Field(default=None, max_length=128)
+
+
+class TimerSpec(_Strict):
+    """Allowances in seconds; see :class:`tuner.executors.base.Timers`."""
+
+    start_s: float = Field(default=120.0, gt=0)
+    run_s: float = Field(default=1800.0, gt=0)
+    stall_s: float = Field(default=120.0, gt=0)
+    cancel_s: float = Field(default=5.0, gt=0)
+
+    def timers(self) -> Timers:
+        return Timers(self.start_s, self.run_s, self.stall_s, self.cancel_s)
+
+
+class SweepSpec(_Strict):
+    """The operator, where, which shape, over which values, chosen how."""
+
+    operator: str = Field(min_length=1, max_length=200)
+    provider: str = Field(default="flatpeak", max_length=64)
+    name: str = Field(default="", max_length=200)
+    target: Target
+    shape: dict[str, Any]
+    space: dict[str, Annotated[list[Scalar], Field(min_length=1, max_length=1000)]] = Field(
+        default_factory=dict
+    )
+    strategy: Strategy = "grid"
+    repeats: int = Field(default=3, ge=3, le=1000)
+    max_trials: int = Field(default=1000, ge=1, le=100_000)
+    memory_limit_bytes: int | None = Field(default=None, ge=1)
+    seed: int = Field(default=0, ge=0, lt=2**31)
+    timers: TimerSpec = Field(default_factory=TimerSpec)
+
+    @field_validator("space", mode="before")
+    @classmethod
+    def _one_value_is_a_list(cls, value: Any) -> Any:
+        if isinstance(value, dict):
+            return {k: v if isinstance(v, list) else [v] for k, v in value.items()}
+        return value
+
+
+def parse_sweep(data: object) -> SweepSpec:
+    """A sweep from parsed YAML or JSON.
+
+    Raises:
+        RuleError: the first thing that is wrong, with its place.
+    """
+    try:
+        return SweepSpec.model_validate(data)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(str(part) for part in first["loc"]) or "the sweep"
+        raise RuleError(
+            rule=f"{place}: {first['msg']}",
+            value=first["input"],
+            remedy="Correct it; docs/sweeps.md lists the keys of a sweep file.",
+        ) from error
+
+
+def read_sweep_file(path: str | Path) -> SweepSpec:
+    """A sweep from a YAML or JSON file.
+
+    Raises:
+        RuleError: the file cannot be read, is too large, or does not describe a sweep.
+    """
+    path = Path(path)
+    try:
+        if path.stat().st_size > _MAX_FILE_BYTES:
+            raise RuleError(
+                rule=f"a sweep file has at most {_MAX_FILE_BYTES} bytes",
+                value=path.stat().st_size,
+                remedy="Name the sweep file itself.",
+            )
+        text = path.read_text(encoding="utf-8")
+        data = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+    except (OSError, UnicodeDecodeError) as error:
+        raise RuleError(
+            rule="a sweep file must be readable text", value=str(path), remedy=f"Check the path: {error}."
+        ) from error
+    except (yaml.YAMLError, json.JSONDecodeError) as error:
+        raise RuleError(
+            rule="a sweep file must be YAML or JSON", value=str(path), remedy=f"Correct it: {error}"
+        ) from error
+    return parse_sweep(data)

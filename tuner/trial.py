@@ -1,0 +1,319 @@
+"""One claimed trial, from placing to its answer; whatever its ranks do, it ends with a state and a reason."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import monotonic, sleep
+from typing import Any
+
+from cost_model.errors import RuleError
+from db.lifecycle import TrialState
+from db.repositories import Claim, ClaimLost, SampleRepository, SweepRepository, TrialRepository
+from db.repositories.samples import NewSample
+from db.session import Database
+from tuner.executors.base import Executor, GangOutcome, GangTask, OutcomeKind
+from tuner.executors.local import cpu_share_bytes
+from tuner.fingerprint import commit, local_hardware, local_hardware_id, local_software
+from tuner.measure import MeasureRequest
+from tuner.modes import split_modes
+from tuner.registry import OperatorAdapter, load_adapter, reference
+from tuner.sweep_spec import SweepSpec
+
+# What a rank needs beside the tensors that Eq. 6 counts: stacks, buffers of gloo, freed memory not given back.
+_HOST_SLACK_BYTES = 512 * 2**20
+_STATES: dict[OutcomeKind, TrialState] = {
+    "device_oom": TrialState.INFEASIBLE,
+    "host_oom": TrialState.INFEASIBLE,
+    "invalid": TrialState.INFEASIBLE,
+    "cancelled": TrialState.CANCELLED,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Leases:
+    """How long a claim holds without a heartbeat, and how often one is sent, in seconds."""
+
+    lease_s: float = 60.0
+    heartbeat_s: float = 10.0
+
+    @classmethod
+    def of(cls, lease_s: float) -> Leases:
+        return cls(lease_s, lease_s / 6)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What :meth:`TrialRepository.finish` stores."""
+
+    state: TrialState
+    reason_kind: str | None = None
+    reason: str | None = None
+    result: dict[str, Any] | None = None
+    latency_s: float | None = None
+    peak_bytes: int | None = None
+    samples: tuple[NewSample, ...] = ()
+    log_tail: str | None = None
+
+
+def memory_limit_bytes(spec: SweepSpec) -> int:
+    """Eq. 6 cap of one rank: the sweep's own, or this machine's card, or the rank's share of its RAM."""
+    if spec.memory_limit_bytes is not None:
+        return spec.memory_limit_bytes
+    if spec.target.device == "cuda":
+        return int(local_hardware()["hbm_bytes"])
+    return cpu_share_bytes(spec.target.ranks)
+
+
+def over_limit(bound_bytes: int | None, limit_bytes: int) -> str | None:
+    """Why a point cannot be launched, or None when its bound lies within the limit."""
+    if bound_bytes is None or bound_bytes <= limit_bytes:
+        return None
+    return f"its bound of {bound_bytes} bytes a rank exceeds the limit of {limit_bytes} bytes (Eq. 6)"
+
+
+def run_trial(
+    database: Database,
+    claim: Claim,
+    spec: SweepSpec,
+    executor: Executor,
+    *,
+    leases: Leases | None = None,
+    stop: Callable[[], bool] = lambda: False,
+    on_progress: Callable[[dict[str, Any]], None] | None = None,
+) -> TrialState | None:
+    """Measure a claimed trial and store its answer with its samples, in one transaction.
+
+    Args:
+        stop: the worker is asked to leave: the trial goes back to the queue unharmed.
+
+    Returns:
+        The state it ended in; ``queued`` when it was given back; None when the claim was lost meanwhile.
+    """
+    leases = leases or Leases()
+    limit = memory_limit_bytes(spec)
+    try:
+        if (reason := over_limit(claim.trial.bound_bytes, limit)) is not None:
+            answer = Answer(TrialState.INFEASIBLE, "bound", reason)
+        else:
+            outcome, by_user = _launch(
+                database,
+                claim,
+                spec,
+                executor,
+                leases=leases,
+                limit_bytes=limit,
+                stop=stop,
+                on_progress=on_progress,
+            )
+            if outcome.kind == "cancelled" and not by_user:
+                _persist(leases, lambda: _give_back(database, claim))
+                return TrialState.QUEUED
+            answer = _answer(outcome, spec, limit)
+        _persist(leases, lambda: _store(database, claim, spec, answer))
+    except ClaimLost:
+        return None
+    return answer.state
+
+
+def _launch(
+    database: Database,
+    claim: Claim,
+    spec: SweepSpec,
+    executor: Executor,
+    *,
+    leases: Leases,
+    limit_bytes: int,
+    stop: Callable[[], bool],
+    on_progress: Callable[[dict[str, Any]], None] | None,
+) -> tuple[GangOutcome, bool]:
+    """The outcome, and whether the user asked for a cancellation (not ``stop``, nor a lost claim)."""
+    with database.session() as session:
+        TrialRepository(session).start(claim, hardware_id=local_hardware_id(), software=local_software())
+    request = MeasureRequest(
+        adapter=reference(spec.operator),
+        provider=spec.provider,
+        shape=spec.shape,
+        config=claim.trial.config_json,
+        device=spec.target.device,
+        repeats=spec.repeats,
+    )
+    task = GangTask(
+        function="tuner.measure:measure_rank",
+        payload=request.payload(),
+        ranks=spec.target.ranks,
+        device=spec.target.device,
+        timers=spec.timers.timers(),
+        host_limit_bytes=limit_bytes + _HOST_SLACK_BYTES if spec.target.device == "cpu" else None,
+    )
+
+    def hear(rank: int, progress: dict[str, Any]) -> None:
+        if rank == 0 and on_progress is not None:
+            on_progress(progress)
+
+    with Heart(database, claim.claim_id, leases) as heart:
+        outcome = executor.run(task, on_progress=hear, cancelled=lambda: heart.must_stop or stop())
+    return outcome, heart.cancelled
+
+
+class Heart:
+    """Extends the lease from the supervisor while the ranks work, and hears when they must stop."""
+
+    def __init__(self, database: Database, claim_id: str, leases: Leases) -> None:
+        self._database, self._claim_id, self._leases = database, claim_id, leases
+        self._done = threading.Event()
+        self._stop = threading.Event()
+        self.cancelled = False
+        self._thread = threading.Thread(target=self._beat, daemon=True, name="heartbeat")
+
+    @property
+    def must_stop(self) -> bool:
+        """The user cancelled, or the claim is gone, or the database has been silent for a whole lease."""
+        return self._stop.is_set()
+
+    def __enter__(self) -> Heart:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join()
+
+    def _beat(self) -> None:
+        heard = monotonic()
+        while not self._done.wait(self._leases.heartbeat_s):
+            try:
+                with self._database.session() as session:
+                    beat = TrialRepository(session).heartbeat(self._claim_id, lease_s=self._leases.lease_s)
+            except RuleError:  # unreachable: it may come back before the lease runs out
+                if monotonic() - heard > self._leases.lease_s:
+                    self._stop.set()
+                continue
+            heard = monotonic()
+            self.cancelled = beat.alive and beat.cancel
+            if beat.cancel or not beat.alive:
+                self._stop.set()
+
+
+def _answer(outcome: GangOutcome, spec: SweepSpec, limit_bytes: int) -> Answer:
+    if not outcome.ok:
+        state = _STATES.get(outcome.kind, TrialState.FAILED)
+        return Answer(state, outcome.kind, outcome.reason, log_tail=outcome.log_tail)
+    measured = outcome.results
+    samples = tuple(
+        NewSample(name, rank, repeat, seconds, allocated, reserved, one["peak_source"])
+        for rank, one in enumerate(measured)
+        for name, repeat, seconds, allocated, reserved in one["samples"]
+    )
+    error = max((one["error"] for one in measured if one["error"] is not None), default=None)
+    tolerance = min(one["tolerance"] for one in measured)
+    wrong = error is None or error > tolerance or any(one["error"] is None for one in measured)
+    peak = max(s.allocated_bytes or 0 for s in samples)
+    modes = split_modes(_totals(samples, spec.repeats))
+    reserved = [s.reserved_bytes for s in samples if s.reserved_bytes is not None]
+    used = [one["device_used_bytes"] for one in measured if one["device_used_bytes"] is not None]
+    result = {
+        "fast_s": modes.fast_s,
+        "slow_s": modes.slow_s,
+        "slow_share": modes.slow_share,
+        "passes": {
+            name: split_modes(_totals(samples, spec.repeats, name)).fast_s for name in _passes(samples)
+        },
+        "peak_allocated_bytes": peak,
+        "peak_reserved_bytes": max(reserved, default=None),
+        "device_used_bytes": max(used, default=None),
+        "base_bytes": max(one["base_bytes"] for one in measured),
+        "host_locked_bytes": max(one["host_locked_bytes"] for one in measured),
+        "peak_source": measured[0]["peak_source"],
+        "warmups": max(one["warmups"] for one in measured),
+        "error": error,
+        "tolerance": tolerance,
+    }
+    state, kind, reason = TrialState.SUCCEEDED, None, None
+    if wrong:
+        state, kind = TrialState.FAILED, "wrong"
+        reason = f"its results differ from the reference by {error}, more than {tolerance:g}"
+    elif spec.memory_limit_bytes is not None and peak > limit_bytes:
+        state, kind = TrialState.INFEASIBLE, "peak"
+        reason = f"its measured peak of {peak} bytes exceeds the limit of {limit_bytes} bytes"
+    return Answer(
+        state,
+        kind,
+        reason,
+        result=result,
+        latency_s=None if wrong else modes.fast_s,
+        peak_bytes=peak,
+        samples=samples,
+        log_tail=outcome.log_tail or None,
+    )
+
+
+def _passes(samples: tuple[NewSample, ...]) -> list[str]:
+    return list(dict.fromkeys(s.pass_ for s in samples))
+
+
+def _totals(samples: tuple[NewSample, ...], repeats: int, name: str | None = None) -> list[float]:
+    """Seconds of each repeat: the slowest rank of each pass, passes added."""
+    slowest: dict[tuple[int, str], float] = {}
+    for s in samples:
+        if name is None or s.pass_ == name:
+            key = (s.repeat, s.pass_)
+            slowest[key] = max(slowest.get(key, 0.0), s.seconds)
+    return [sum(t for (r, _), t in slowest.items() if r == repeat) for repeat in range(repeats)]
+
+
+def _store(database: Database, claim: Claim, spec: SweepSpec, answer: Answer) -> None:
+    adapter: OperatorAdapter = load_adapter(spec.operator)
+    with database.session() as session:
+        TrialRepository(session).finish(
+            claim,
+            answer.state,
+            reason_kind=answer.reason_kind,
+            reason=answer.reason,
+            result=answer.result,
+            latency_s=answer.latency_s,
+            peak_bytes=answer.peak_bytes,
+            log_tail=answer.log_tail,
+        )
+        SampleRepository(session).add(
+            claim,
+            answer.samples,
+            operator=adapter.name,
+            provider=spec.provider,
+            shape=spec.shape,
+            ranks=spec.target.ranks,
+            hardware_id=local_hardware_id(),
+            operator_version=adapter.version,
+            commit=commit(),
+        )
+
+
+def _give_back(database: Database, claim: Claim) -> None:
+    with database.session() as session:
+        TrialRepository(session).release(claim, "the worker was told to stop")
+
+
+def _persist(leases: Leases, write: Callable[[], None]) -> None:
+    """Write, and try again for one lease when the database is away: an answer is not thrown away lightly."""
+    until = monotonic() + leases.lease_s
+    while True:
+        try:
+            write()
+        except RuleError:
+            if monotonic() > until:
+                raise
+            sleep(min(1.0, leases.heartbeat_s))
+        else:
+            return
+
+
+def failures_pause(database: Database, sweep_id: str, *, most: int = 3, window_s: float = 60.0) -> bool:
+    """Pause the sweep when so many trials failed, not by lack of memory, within the window."""
+    with database.session() as session:
+        sweeps = SweepRepository(session)
+        reasons = sweeps.recent_failures(sweep_id, window_s)
+        if len(reasons) < most:
+            return False
+        last = reasons[-1].strip().splitlines()[-1] if reasons[-1].strip() else "no reason given"
+        return sweeps.pause(sweep_id, f"{len(reasons)} trials failed within {window_s:g} s; the last: {last}")
