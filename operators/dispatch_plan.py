@@ -58,6 +58,8 @@ class DispatchPlan:
     """``[C][S]`` rows of every slot, own experts first."""
     migration: Migration | None
     """None when no expert has a guest: on all ranks alike."""
+    slot_ends_CS: Tensor  # noqa: N815 - shape suffix
+    """``[C, S]`` where every slot's rows end within the chunk (what a grouped matmul wants)."""
     send_rows: Tensor
     """``[N·K]`` token of every sent row, chunk by chunk, in send order."""
     positions_NK: Tensor  # noqa: N815 - shape suffix
@@ -114,6 +116,7 @@ class DispatchPlan:
         """The same plan with every index tensor changed, e.g. into a fake one for a dry run."""
         return replace(
             self,
+            slot_ends_CS=change(self.slot_ends_CS),
             send_rows=change(self.send_rows),
             positions_NK=change(self.positions_NK),
             sort_index=change(self.sort_index),
@@ -230,6 +233,7 @@ def plan_from_counts(
         receive_splits=_tuples(arrive_CPB.sum(2)),
         slot_rows=_tuples(slot_rows_CS),
         migration=_migration(guests, rank, local),
+        slot_ends_CS=_upload(torch.cumsum(slot_rows_CS, 1).to(torch.int32), order.device),
         send_rows=(sent_routes // routing.top_k).to(torch.int32),
         positions_NK=positions.view(routing.tokens, routing.top_k),
         sort_index=sort,
@@ -276,16 +280,17 @@ def _by_turns(counts_XC: Tensor, rows_X: Tensor) -> Tensor:
 def _segments(tables: list[tuple[Tensor, Tensor, int]], device: torch.device) -> list[Tensor]:
     """Expand runs ``start, start + 1, … (length)`` into int32 index tensors, with one upload for all."""
     flat = [t for starts, lengths, _ in tables for t in (starts - _exclusive_sum(lengths), lengths)]
-    host = torch.cat(flat)
-    if device.type == "cuda":
-        host = host.pin_memory()
-    parts = iter(host.to(device, non_blocking=True).split([t.numel() for t in flat]))
+    parts = iter(_upload(torch.cat(flat), device).split([t.numel() for t in flat]))
     out = []
     for _, _, total in tables:
         shift, lengths = next(parts), next(parts)
         index = torch.repeat_interleave(shift, lengths, output_size=total)
         out.append(index.add_(torch.arange(total, device=device)).to(torch.int32))
     return out
+
+
+def _upload(host: Tensor, device: torch.device) -> Tensor:
+    return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host.to(device)
 
 
 def _migration(guests: list[tuple[int, ...]], rank: int, local: int) -> Migration | None:

@@ -104,8 +104,8 @@ def gated_backward_(gate: Gate, values_RG: Tensor, upstream_RI: Tensor, weights_
         act = sigma * g
         h = act * u
         dots_R[block] = (upstream * h).sum(dim=1)
-        upstream_RI[block].copy_(h * weight)
         dh = upstream * weight
+        upstream_RI[block].copy_(h * weight)  # `upstream` may be this very block: read before
         d_up = dh * act
         d_gate = dh * u * (sigma + gate.alpha * act * (1 - sigma))
         if gate.limit is not None:
