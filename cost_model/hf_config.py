@@ -294,7 +294,7 @@ def _shared(fields: Fields, family: str, expert_intermediate: int) -> dict[str, 
         return {"shared_experts": 1, "shared_intermediate": fields.count("hidden_size")}
     if fields.flag("residual_moe"):
         return {"shared_experts": 1, "shared_intermediate": fields.count("intermediate_size")}
-    width = fields.optional("shared_expert_intermediate_size", "shared_intermediate_size")
+    width = fields.optional("shared_expert_intermediate_size", "shared_intermediate_size", "share_expert_dim")
     if width:
         gated = family.startswith(("qwen2_moe", "qwen3_next", "qwen3_5"))
         return {"shared_experts": 1, "shared_intermediate": width, "shared_gate": gated}

@@ -166,6 +166,7 @@ def live_sets(
             head_live(
                 model=model,
                 tokens=tokens,
+                world=world,
                 vocab_degree=launch.vocab_degree,
                 ring_mode=launch.ring_mode,
                 strip_rows=launch.strip_rows,

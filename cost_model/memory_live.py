@@ -63,7 +63,8 @@ def resident_live(
     gathered = {"forward": 2 * layer, "backward": 3 * layer}
     for phase, terms in live.items():
         if phase == "head":
-            terms["zero_gather"] = layer + 2 * shard
+            # The head's own shard and its gradient are inputs and outputs of Ring-DTP, counted there.
+            terms["zero_gather"] = layer
         elif phase == "optimizer":
             terms["zero_gather"] = 0
         else:
@@ -160,11 +161,24 @@ def dispatch_live(
 
 @lru_cache(maxsize=65536)
 def head_live(
-    *, model: ModelSpec, tokens: int, vocab_degree: int, ring_mode: str, strip_rows: int, scalar_bytes: int
+    *,
+    model: ModelSpec,
+    tokens: int,
+    world: int,
+    vocab_degree: int,
+    ring_mode: str,
+    strip_rows: int,
+    scalar_bytes: int,
 ) -> Live:
-    """The head's phase: the costlier pass of Ring-DTP."""
-    passes = [
-        ring_dtp_terms(
+    """The head's phase: the costlier pass of Ring-DTP.
+
+    With P = W a rank's own vocabulary shard and its gradient are resident already, so they are not counted
+    again among the operator's inputs and outputs; with P < W they are gathered for it.
+    """
+    shard = -(-model.vocab // vocab_degree) * model.hidden * scalar_bytes
+    costliest: dict[str, int] = {}
+    for direction in PASSES:
+        bound = ring_dtp_terms(
             tokens=tokens,
             hidden=model.hidden,
             vocab=model.vocab,
@@ -174,11 +188,13 @@ def head_live(
             pass_=direction,
             scalar_bytes=scalar_bytes,
         )
-        for direction in PASSES
-    ]
-    bound = max(passes, key=lambda terms: sum(terms.values()))
-    strips = bound["strips"] + bound["movers"] + bound["inputs_outputs"]
-    return _freeze({"head": {"strips": strips, "accumulators": bound["accumulators"]}})
+        strips = bound["strips"] + bound["movers"] + bound["inputs_outputs"]
+        if vocab_degree == world:
+            strips -= shard if direction == "forward" else 2 * shard
+        terms = {"strips": strips, "accumulators": bound["accumulators"]}
+        if sum(terms.values()) > sum(costliest.values()):
+            costliest = terms
+    return _freeze({"head": costliest})
 
 
 @lru_cache(maxsize=65536)
