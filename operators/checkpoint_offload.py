@@ -35,6 +35,7 @@ from operators.errors import RuleError
 from operators.pinned_slab import page_rounded
 from operators.ranks import Ranks
 
+OPERATOR_VERSION = 1  # raised by hand when the schedule changes
 _AHEAD = 2  # the block that recomputes, and the one before it
 _PACK_DEPTH = 3  # boundary_call <- _keep <- pack hook <- who saves
 

@@ -279,7 +279,8 @@ def test_a_function_may_declare_that_it_saves_a_boundary() -> None:
         @staticmethod
         def backward(ctx: torch.autograd.function.FunctionCtx, *grads: Tensor) -> Tensor:
             (x,) = ctx.saved_tensors  # type: ignore[attr-defined]
-            return grads[0] * x.cos()
+            grad_x: Tensor = grads[0] * x.cos()
+            return grad_x
 
     weight = nn.Parameter(torch.randn(_H, _H))
 
