@@ -1,0 +1,55 @@
+"""The command line: ``flatpeak plan | check | sweep | fit | export | probe | serve | worker | db | token``."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+import typer
+
+from api.cli.app import build
+from api.cli.console import emit_error, err
+from api.errors import broken_rule, exit_code
+
+# Typer carries click inside itself; its usage errors are reached through the one class it publishes.
+_USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
+INTERRUPTED = 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code: 0 done, 1 does not fit or failed, 2 wrong use."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    as_json = "--json" in words
+    if not words:
+        build()(args=["--help"], prog_name="flatpeak", standalone_mode=False)
+        return 2
+    try:
+        code = build()(args=words, prog_name="flatpeak", standalone_mode=False)
+    except typer.Exit as stop:
+        return int(stop.exit_code)
+    except (typer.Abort, KeyboardInterrupt):
+        err.print("Stopped.")
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader went away (`flatpeak ... | head`): nothing is wrong, and nothing more can be printed.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:
+        broken = broken_rule(error)
+        if broken is None and isinstance(error, _USAGE_ERROR):
+            broken = _usage(error, words)
+            emit_error(*broken, as_json=as_json)
+            return 2
+        if broken is None:
+            raise
+        emit_error(*broken, as_json=as_json)
+        return exit_code(error)
+    return code if isinstance(code, int) else 0
+
+
+def _usage(error: Exception, words: list[str]) -> tuple[str, object, str]:
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context is not None else "flatpeak"
+    message = getattr(error, "format_message", lambda: str(error))()
+    return message, " ".join(words), f"Run `{command} --help`: it shows an example."

@@ -1,0 +1,68 @@
+"""How commands speak: tables for people on stdout, one JSON object for programs, errors on stderr."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from api.errors import plain
+
+JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
+DatabaseOption = Annotated[
+    str | None,
+    typer.Option(
+        "--database",
+        metavar="URL",
+        envvar="FLATPEAK_DATABASE",
+        help="SQLAlchemy URL; without it sqlite:///flatpeak.db in this directory.",
+    ),
+]
+
+out = Console(highlight=False)
+err = Console(stderr=True, highlight=False)
+
+
+def emit_json(payload: object) -> None:
+    """Print ``payload`` as the command's one JSON object."""
+    sys.stdout.write(json.dumps(payload, indent=2, allow_nan=False) + "\n")
+    sys.stdout.flush()
+
+
+def emit_error(rule: str, value: object, remedy: str, *, as_json: bool) -> None:
+    """Print a broken rule on stderr: three labelled lines, or one JSON object."""
+    if as_json:
+        sys.stderr.write(json.dumps({"rule": rule, "value": plain(value), "remedy": remedy}) + "\n")
+        return
+    for label, style, text in (
+        ("Error ", "bold red", rule),
+        ("Value ", "yellow", f"{plain(value)}"),
+        ("Remedy", "green", remedy),
+    ):
+        err.print(f"[{style}]{label}[/]", end=" ")
+        err.print(text, markup=False, soft_wrap=True)
+
+
+def table(
+    title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, numeric: Iterable[int] = ()
+) -> Table:
+    """A plain table; columns listed in ``numeric`` are aligned right."""
+    right = set(numeric)
+    built = Table(
+        title=title, title_justify="left", title_style="bold", header_style="bold", box=None, pad_edge=False
+    )
+    for index, column in enumerate(columns):
+        built.add_column(column, justify="right" if index in right else "left", overflow="fold")
+    for row in rows:
+        built.add_row(*row)
+    return built
+
+
+def facts(title: str, pairs: Iterable[tuple[str, Any]]) -> Table:
+    """A two-column table of names and values."""
+    return table(title, ("", ""), [(name, str(value)) for name, value in pairs])

@@ -1,0 +1,223 @@
+"""``flatpeak plan``: does it fit, what peaks, which launch parameters, how fast."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from rich.console import Group
+from rich.text import Text
+
+from api.cli.console import DatabaseOption, JsonFlag, emit_json, out, table
+from api.errors import RuleError
+from api.plan_text import fitting_lines
+from api.units import bytes_text, seconds_text
+
+ModelOption = Annotated[
+    Path, typer.Option("--model", metavar="CONFIG.json", help="A Hugging Face config.json, or a full spec.")
+]
+ClusterOption = Annotated[
+    str,
+    typer.Option("--cluster", metavar="PRESET|FILE", help="hgx-h200, hgx-h100, hgx-b200, or a cluster file."),
+]
+NodesOption = Annotated[int | None, typer.Option("--nodes", help="Nodes of the cluster.")]
+ContextOption = Annotated[int, typer.Option("--context", metavar="TOKENS", help="Length of one sequence.")]
+BatchOption = Annotated[
+    int,
+    typer.Option(
+        "--global-batch-tokens", metavar="TOKENS", help="Tokens of one update, a multiple of the context."
+    ),
+]
+ModeOption = Annotated[
+    Literal["expected", "guarantee"],
+    typer.Option("--mode", help="What the verdict rests on: the expected load, or a bound for any router."),
+]
+ImbalanceOption = Annotated[
+    float, typer.Option("--imbalance", help="Largest over mean load of a rank (expected mode).")
+]
+MigratedOption = Annotated[
+    int, typer.Option("--migrated-experts", help="Guest experts a rank holds in one layer.")
+]
+_STYLES = {"fits": "bold green", "at_risk": "bold yellow", "does_not_fit": "bold red"}
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("plan")(plan)
+
+
+def plan(
+    *,
+    model: ModelOption,
+    cluster: ClusterOption,
+    context: ContextOption,
+    global_batch_tokens: BatchOption,
+    nodes: NodesOption = None,
+    mode: ModeOption = "expected",
+    imbalance: ImbalanceOption = 1.3,
+    migrated_experts: MigratedOption = 0,
+    cost_model: Annotated[
+        str | None,
+        typer.Option("--cost-model", metavar="FILE|ID", help="Rates to plan with; default: the best known."),
+    ] = None,
+    database: DatabaseOption = None,
+    save: Annotated[bool, typer.Option("--save", help="Keep the plan in the database.")] = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Plan a run: the verdict, the launch parameters, memory and time term by term.
+
+    Example:
+
+      flatpeak plan --model config.json --cluster hgx-h200 --nodes 1 \\
+        --context 131072 --global-batch-tokens 524288
+
+    Exits with 1 when nothing fits, and says what would.
+    """
+    from api.services.planning import best_cost_model, compute_plan, save_plan
+    from api.services.specs import cluster_from_text, model_from_file
+    from api.services.store import database_in_use, open_database
+    from cost_model.workload import Workload
+
+    spec = model_from_file(model)
+    machine = cluster_from_text(cluster, nodes)
+    workload = Workload(context, global_batch_tokens, imbalance=imbalance, migrated_experts=migrated_experts)
+    store = open_database(database) if save or database or database_in_use(database) else None
+    try:
+        if cost_model is not None:
+            cost = _cost_model(cost_model, store)
+        elif store is not None:
+            with store.reading() as session:
+                cost = best_cost_model(session, machine)
+        else:
+            cost = best_cost_model(None, machine)
+        answer = compute_plan(spec, machine, workload, cost, mode)
+        if save and store is not None:
+            with store.session() as session:
+                answer = save_plan(session, answer)
+    finally:
+        if store is not None:
+            store.close()
+    if as_json:
+        emit_json(answer)
+    else:
+        out.print(plan_text(answer))
+    raise typer.Exit(1 if answer["verdict"] == "does_not_fit" else 0)
+
+
+def _cost_model(text: str, store: Any) -> Any:
+    from api.services.planning import cost_model_from_file, stored_cost_model
+
+    if Path(text).exists() or Path(text).suffix:
+        return cost_model_from_file(Path(text))
+    if store is None:
+        raise RuleError(
+            rule="a cost model's id needs the database that holds it",
+            value=text,
+            remedy="Give --database, or the path of a cost model file.",
+        )
+    with store.reading() as session:
+        return stored_cost_model(session, text)
+
+
+def plan_text(plan: dict[str, Any]) -> Group:
+    """A plan as tables."""
+    parts: list[Any] = [_headline(plan)]
+    parts += [Text(f"Warning: {warning}", style="yellow") for warning in plan.get("warnings") or []]
+    if plan.get("what_would_fit"):
+        parts.append(Text("\nWhat would fit", style="bold"))
+        parts.extend(Text(f"  {line}") for line in fitting_lines(plan["what_would_fit"]))
+    if plan.get("launch"):
+        parts += [Text(), table("Launch", ("knob", "value"), _launch_rows(plan["launch"]), numeric=(1,))]
+    if plan.get("memory"):
+        parts += [Text(), _memory(plan)]
+    if plan.get("step_time"):
+        parts += [Text(), _step(plan["step_time"])]
+    if plan.get("alternatives"):
+        parts += [Text(), _alternatives(plan["alternatives"])]
+    return Group(*parts)
+
+
+def _headline(plan: dict[str, Any]) -> Text:
+    verdict = plan["verdict"]
+    memory, step = plan.get("memory") or {}, plan.get("step_time") or {}
+    line = Text(verdict.replace("_", " "), style=_STYLES.get(verdict, "bold"))
+    line.append(f"  in {plan['mode']} mode", style="not bold default")
+    if memory.get("footprint_bytes") is not None:
+        line.append(
+            f": {bytes_text(memory['footprint_bytes'])} of {bytes_text(memory['hbm_bytes'])} per GPU",
+            style="not bold default",
+        )
+    if step.get("total_s") is not None:
+        low, high = step["interval_s"]
+        line.append(
+            f", {seconds_text(step['total_s'])} a step ({seconds_text(low)} to {seconds_text(high)})",
+            style="not bold default",
+        )
+    return line
+
+
+def _launch_rows(launch: dict[str, Any]) -> list[tuple[str, str]]:
+    rows = []
+    for key, value in launch.items():
+        text = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+        rows.append((key, f"{text} ({bytes_text(value)})" if key.endswith("_bytes") else text))
+    return rows
+
+
+def _memory(plan: dict[str, Any]) -> Any:
+    memory = plan["memory"]
+    rows = [(name.replace("_", " "), bytes_text(value)) for name, value in memory["terms"].items() if value]
+    totals = ("bound_bytes", "expected_bytes", "phase_bytes", "footprint_bytes", "hbm_bytes")
+    rows += [
+        (f"{name.removesuffix('_bytes')} =", bytes_text(memory[name])) for name in totals if name in memory
+    ]
+    if memory.get("host_bytes_per_node") is not None:
+        host = f"{bytes_text(memory['host_bytes_per_node'])} of {bytes_text(memory['host_limit_bytes'])}"
+        rows.append(("host memory per node =", host))
+    binding = plan.get("binding") or {}
+    title = "Memory of one GPU"
+    if binding.get("live_set"):
+        following = binding.get("next") or {}
+        second = f", next {following['live_set'].replace('_', ' ')}" if following.get("live_set") else ""
+        title += f" (binding: {str(binding['live_set']).replace('_', ' ')}{second})"
+    return table(title, ("term", "bytes"), rows, numeric=(1,))
+
+
+def _step(step: dict[str, Any]) -> Any:
+    total = step["total_s"] or 1.0
+    rows = [
+        (name.replace("_", " "), seconds_text(value), f"{100 * value / total:.1f} %")
+        for name, value in sorted(step["terms"].items(), key=lambda item: -item[1])
+        if value
+    ]
+    return table("Step time", ("term", "seconds", "share"), rows, numeric=(1, 2))
+
+
+def _alternatives(alternatives: list[dict[str, Any]]) -> Any:
+    rows = [alternative_row(item) for item in alternatives[:8]]
+    return table(
+        "Alternatives",
+        ("D", "E_p", "P", "c", "K_max", "engine", "memory", "step", "verdict"),
+        rows,
+        numeric=range(5),
+    )
+
+
+def alternative_row(item: dict[str, Any]) -> tuple[str, ...]:
+    """One runner-up as text: degrees, chunks, engine, memory, time, verdict."""
+    launch = item["launch"]
+    keys = (
+        "sequence_degree",
+        "expert_degree",
+        "vocab_degree",
+        "chunk_tokens",
+        "max_chunks",
+        "optimizer_engine",
+    )
+    return (
+        *(str(launch.get(key, "–")) for key in keys),
+        bytes_text(item["footprint_bytes"]),
+        seconds_text(item["step_time_s"]),
+        str(item.get("verdict", "–")).replace("_", " "),
+    )

@@ -1,0 +1,104 @@
+"""Errors of the ways in. Each names the rule, the value and the remedy, like every other error of flatpeak."""
+
+from __future__ import annotations
+
+import math
+
+from sqlalchemy.exc import DBAPIError
+
+from cost_model.errors import RuleError
+
+__all__ = [
+    "BadRequest",
+    "Conflict",
+    "Failure",
+    "Forbidden",
+    "NotFound",
+    "RuleError",
+    "TooLarge",
+    "Unauthorized",
+    "UnreachableDatabase",
+    "broken_rule",
+    "exit_code",
+    "is_database_fault",
+    "plain",
+]
+
+
+class Failure(RuleError):
+    """The request was well formed, but the world did not allow it (exit code 1)."""
+
+    status = 503
+
+
+class UnreachableDatabase(Failure):
+    """The database does not answer, or its schema is not the one this version needs."""
+
+
+class NotFound(RuleError):
+    """Nothing is stored under that id."""
+
+    status = 404
+
+
+class Conflict(RuleError):
+    """The thing is in a state that does not allow the request."""
+
+    status = 409
+
+
+class Unauthorized(RuleError):
+    """No valid token came with the request."""
+
+    status = 401
+
+
+class Forbidden(RuleError):
+    """The token is valid but does not carry the scope."""
+
+    status = 403
+
+
+class BadRequest(RuleError):
+    """The request is not readable at all."""
+
+    status = 400
+
+
+class TooLarge(RuleError):
+    """The body, or a figure inside it, is over a limit."""
+
+    status = 413
+
+
+def broken_rule(error: BaseException) -> tuple[str, object, str] | None:
+    """``(rule, value, remedy)`` of any error that carries the three; None for the rest.
+
+    The operators have a RuleError class of their own (they import nothing of flatpeak), so the shape decides.
+    """
+    rule, remedy = getattr(error, "rule", None), getattr(error, "remedy", None)
+    if isinstance(rule, str) and isinstance(remedy, str):
+        return rule, getattr(error, "value", None), remedy
+    return None
+
+
+def exit_code(error: BaseException) -> int:
+    """1 when something failed, 2 when it was asked for wrongly."""
+    failed = isinstance(error, (Failure, NotFound, Conflict, Unauthorized))
+    return 1 if failed or is_database_fault(error) else 2
+
+
+def is_database_fault(error: BaseException) -> bool:
+    """Whether a broken rule is the database's own (not reachable, no tables)."""
+    return isinstance(error, UnreachableDatabase) or isinstance(error.__cause__, DBAPIError)
+
+
+def plain(value: object) -> object:
+    """``value`` as JSON can carry it: scalars as they are, anything else as a short text."""
+    if value is None or isinstance(value, (bool, int, str)):
+        return value if not isinstance(value, str) else value[:500]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, (list, tuple)) and len(value) <= 50:
+        return [plain(item) for item in value]
+    return str(value)[:500]

@@ -1,0 +1,50 @@
+"""What routes take from the application: the database, the settings, shared parameters."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import Depends, Query, Request
+
+from api.problems import Problem
+from api.schemas.common import MAX_PAGE
+from api.settings import Settings
+from db.session import Database
+
+
+def _database(request: Request) -> Database:
+    database: Database = request.app.state.database
+    return database
+
+
+def _settings(request: Request) -> Settings:
+    settings: Settings = request.app.state.settings
+    return settings
+
+
+Store = Annotated[Database, Depends(_database)]
+Config = Annotated[Settings, Depends(_settings)]
+Cursor = Annotated[str | None, Query(max_length=200, description="next_cursor of the page before")]
+Limit = Annotated[int, Query(ge=1, le=MAX_PAGE, description="Most items on the page")]
+
+_CONTENT = {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}}
+_WHAT = {
+    400: "The request is not readable",
+    401: "No valid token",
+    403: "The token lacks the scope",
+    404: "Nothing is stored under that id",
+    409: "The thing is in another state",
+    413: "The body is too large",
+    415: "The body is not JSON",
+    422: "A value breaks a rule",
+    503: "The database does not answer",
+}
+_ALWAYS = (400, 401, 403, 422, 503)
+
+
+def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """OpenAPI responses: problems any route may answer, and the given ones."""
+    return {
+        status: {"description": _WHAT[status], "model": Problem, "content": _CONTENT}
+        for status in sorted({*_ALWAYS, *statuses})
+    }

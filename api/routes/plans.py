@@ -1,0 +1,86 @@
+"""/v1/plans: does it fit, what peaks, which launch parameters, how fast."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Depends, Header, Query, Response
+from fastapi.responses import JSONResponse
+
+from api.auth import reads, writes
+from api.routes.context import Cursor, Limit, Store, problems
+from api.schemas.common import Page
+from api.schemas.plans import Plan, PlanRequest, PlanSummary
+from api.services import planning as service
+from db.repositories import IdempotencyRepository
+
+router = APIRouter(prefix="/v1/plans", tags=["plans"])
+_SCOPE = "plans"
+
+
+@router.post(
+    "",
+    status_code=201,
+    dependencies=[Depends(writes)],
+    response_model=Plan,
+    responses={**problems(404, 413, 415), 201: {"description": "The plan, stored; Location is its address"}},
+)
+def make_plan(
+    store: Store,
+    body: PlanRequest,
+    idempotency_key: Annotated[str | None, Header(min_length=1, max_length=200)] = None,
+) -> JSONResponse:
+    """Plan a run. The same Idempotency-Key and body give the same plan again."""
+    asked = body.model_dump()
+    with store.reading() as session:
+        known = (
+            IdempotencyRepository(session).find(_SCOPE, idempotency_key, asked) if idempotency_key else None
+        )
+        if known is not None:
+            return _created(service.get_plan(session, known))
+        inputs = service.inputs_of(session, body)
+    # Planning takes seconds of one core: it stays outside any transaction.
+    plan = service.compute_plan(*inputs, body.options.mode)
+    with store.session() as session:
+        if idempotency_key:
+            earlier = IdempotencyRepository(session).find(_SCOPE, idempotency_key, asked)
+            if earlier is not None:
+                return _created(service.get_plan(session, earlier))
+        saved = service.save_plan(session, plan)
+        if idempotency_key:
+            IdempotencyRepository(session).remember(_SCOPE, idempotency_key, asked, saved["id"])
+    return _created(saved)
+
+
+def _created(plan: dict[str, Any]) -> JSONResponse:
+    return JSONResponse(plan, status_code=201, headers={"Location": f"/v1/plans/{plan['id']}"})
+
+
+@router.get("", dependencies=[Depends(reads)], responses=problems())
+def list_plans(store: Store, cursor: Cursor = None, limit: Limit = 50) -> Page[PlanSummary]:
+    """Plans, newest first."""
+    with store.reading() as session:
+        return service.list_plans(session, cursor=cursor, limit=limit)
+
+
+@router.get("/{plan_id}", dependencies=[Depends(reads)], response_model=Plan, responses=problems(404))
+def get_plan(store: Store, plan_id: str) -> JSONResponse:
+    """A plan as it was answered."""
+    with store.reading() as session:
+        return JSONResponse(service.get_plan(session, plan_id))
+
+
+@router.get("/{plan_id}/export", dependencies=[Depends(reads)], responses=problems(404))
+def export_plan(
+    store: Store,
+    plan_id: str,
+    response: Response,
+    form: Annotated[
+        Literal["launch"], Query(alias="format", description="launch: launch.json for operators.launch")
+    ] = "launch",
+) -> dict[str, Any]:
+    """The plan's launch parameters as a file a training job reads."""
+    with store.reading() as session:
+        exported = service.export_plan(service.get_plan(session, plan_id))
+    response.headers["Content-Disposition"] = f'attachment; filename="{form}.json"'
+    return exported

@@ -1,0 +1,164 @@
+"""One plan: the request's specs and cost model go to the planner, its answer comes back as stored JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import warnings
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy.orm import Session
+
+from api.errors import NotFound
+from api.schemas.common import Page, decode_cursor, encode_cursor, timestamp
+from api.schemas.plans import PlanRequest, PlanSummary
+from api.services.specs import cluster_of, model_of, read_mapping
+from cost_model.cluster_spec import ClusterSpec
+from cost_model.coverage import OutsideMeasured
+from cost_model.memory import Mode
+from cost_model.model_spec import ModelSpec
+from cost_model.rates import CostModel
+from cost_model.rates_default import default_cost_model
+from cost_model.workload import Workload
+from db.repositories import CostModelRepository, PlanRepository
+from db.tables import CostModelRow, Plan
+from tuner.exporters.launch_file import export_launch
+from tuner.plan import PlanOptions
+from tuner.planner import make_plan
+
+EXPORT_FORMATS = ("launch",)
+ONE_AT_A_TIME = threading.Lock()
+
+
+def stored_cost_model(session: Session, cost_model_id: str) -> CostModel:
+    """A stored cost model by its id.
+
+    Raises:
+        NotFound: there is none.
+    """
+    row = CostModelRepository(session).find(cost_model_id)
+    if row is None:
+        raise NotFound(
+            rule="a stored cost model must exist",
+            value=cost_model_id,
+            remedy="GET /v1/cost-models lists them.",
+        )
+    return cost_model_of(row)
+
+
+def cost_model_of(row: CostModelRow) -> CostModel:
+    """The cost model in a row, under the row's id."""
+    return dataclasses.replace(CostModel.from_json(row.model_json), id=row.id)
+
+
+def best_cost_model(session: Session | None, cluster: ClusterSpec) -> CostModel:
+    """The promoted cost model of exactly this hardware; else what ships, which says so by its provenance."""
+    row = CostModelRepository(session).current(cluster.hardware_id) if session is not None else None
+    return default_cost_model(cluster) if row is None else cost_model_of(row)
+
+
+def cost_model_from_file(path: Path) -> CostModel:
+    """A cost model saved as JSON.
+
+    Raises:
+        RuleError: the file cannot be read as one.
+    """
+    return CostModel.from_json(read_mapping(path, "a cost model file"))
+
+
+def compute_plan(
+    model: ModelSpec, cluster: ClusterSpec, workload: Workload, cost: CostModel, mode: Mode
+) -> dict[str, Any]:
+    """The plan as one JSON object: what ``flatpeak plan --json`` prints.
+
+    One at a time: planning is one core's work, and the warnings filter belongs to the whole process.
+    """
+    with ONE_AT_A_TIME, warnings.catch_warnings():
+        # What lies outside the measured region is said in the plan itself.
+        warnings.simplefilter("ignore", OutsideMeasured)
+        return make_plan(model, cluster, workload, cost, PlanOptions(mode=mode)).to_json()
+
+
+def inputs_of(session: Session, request: PlanRequest) -> tuple[ModelSpec, ClusterSpec, Workload, CostModel]:
+    """Specs and cost model of a request.
+
+    Raises:
+        NotFound: a stored id is unknown.
+        RuleError: a spec is not usable.
+    """
+    model = model_of(request.model, session)
+    cluster = cluster_of(request.cluster, session)
+    workload = Workload(**request.workload.model_dump())
+    wanted = request.options.cost_model_id
+    cost = stored_cost_model(session, wanted) if wanted else best_cost_model(session, cluster)
+    return model, cluster, workload, cost
+
+
+def save_plan(session: Session, plan: dict[str, Any]) -> dict[str, Any]:
+    """Store a plan; returns it with ``id`` and ``created_at``."""
+    row = PlanRepository(session).add(plan, verdict=plan["verdict"], cost_model_id=plan.get("cost_model_id"))
+    return plan_view(row)
+
+
+def plan_view(row: Plan) -> dict[str, Any]:
+    """A stored plan with its id and time."""
+    return {"id": row.id, "created_at": timestamp(row.created_at), **row.plan_json}
+
+
+def get_plan(session: Session, plan_id: str) -> dict[str, Any]:
+    """A stored plan.
+
+    Raises:
+        NotFound: there is none.
+    """
+    row = PlanRepository(session).find(plan_id)
+    if row is None:
+        raise NotFound(rule="a plan must exist", value=plan_id, remedy="GET /v1/plans lists them.")
+    return plan_view(row)
+
+
+def list_plans(session: Session, *, cursor: str | None, limit: int) -> Page[PlanSummary]:
+    """A page of plans, newest first."""
+    page = PlanRepository(session).page(cursor=decode_cursor(cursor), limit=limit)
+    return Page(
+        items=[_summary(row) for row in page.items],
+        next_cursor=encode_cursor(page.next_cursor) if page.next_cursor else None,
+    )
+
+
+def export_plan(plan: dict[str, Any]) -> dict[str, Any]:
+    """The ``launch.json`` of a plan."""
+    exported: dict[str, Any] = export_launch(
+        {key: value for key, value in plan.items() if key not in ("id", "created_at")}
+    )
+    return exported
+
+
+def _summary(row: Plan) -> PlanSummary:
+    plan = row.plan_json
+    workload, memory = plan.get("workload") or {}, plan.get("memory") or {}
+    return PlanSummary(
+        id=row.id,
+        created_at=timestamp(row.created_at) or "",
+        verdict=row.verdict,
+        mode=plan["mode"],
+        model=_name(plan.get("model")),
+        cluster=_cluster_name(plan.get("cluster")),
+        context_tokens=workload.get("context_tokens"),
+        global_batch_tokens=workload.get("global_batch_tokens"),
+        total_s=(plan.get("step_time") or {}).get("total_s"),
+        footprint_bytes=memory.get("footprint_bytes"),
+        hbm_bytes=memory.get("hbm_bytes"),
+        cost_model_id=row.cost_model_id,
+    )
+
+
+def _name(value: object) -> str:
+    return str(value.get("name", "")) if isinstance(value, dict) else str(value or "")
+
+
+def _cluster_name(value: object) -> str:
+    if isinstance(value, dict) and "nodes" in value:
+        return f"{value.get('nodes')} × {value.get('name', '')}"
+    return _name(value)

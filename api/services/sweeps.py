@@ -1,0 +1,265 @@
+"""Sweeps and trials as the API shows them, read through the repositories."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from typing import Any
+
+import pandas as pd
+from sqlalchemy.orm import Session
+
+from api.errors import Conflict, NotFound
+from api.schemas.common import Page, decode_cursor, decode_number, encode_cursor, timestamp
+from api.schemas.sweeps import Attempt, Sample, Sweep, Trial, TrialDetail
+from db.repositories import SampleRepository, SweepRepository, TrialRepository
+from db.tables import Attempt as AttemptRow
+from db.tables import Sample as SampleRow
+from db.tables import Sweep as SweepRow
+from db.tables import Trial as TrialRow
+
+_SCAN = 500
+
+
+def sweep_view(row: SweepRow, counts: dict[str, int], limit: int | None = None) -> Sweep:
+    """One row as the API shows it."""
+    return Sweep(
+        id=row.id,
+        name=row.name,
+        operator=row.operator,
+        provider=row.provider,
+        strategy=row.strategy,
+        ranks=row.ranks,
+        device=row.device,
+        hardware_id=row.hardware_id,
+        state=row.state,
+        reason=row.reason,
+        max_trials=row.max_trials,
+        trials=counts,
+        memory_limit_bytes=limit if limit is not None else row.spec_json.get("memory_limit_bytes"),
+        spec=row.spec_json,
+        created_at=timestamp(row.created_at),
+        started_at=timestamp(row.started_at),
+        finished_at=timestamp(row.finished_at),
+    )
+
+
+def trial_view(row: TrialRow) -> Trial:
+    """One row as the API shows it."""
+    return Trial(**_trial_fields(row))
+
+
+def _trial_fields(row: TrialRow) -> dict[str, Any]:
+    return {
+        "id": row.id,
+        "sweep_id": row.sweep_id,
+        "number": row.number,
+        "state": row.state,
+        "config": row.config_json,
+        "bound_bytes": row.bound_bytes,
+        "bound_terms": row.bound_terms_json,
+        "latency_s": row.latency_s,
+        "peak_bytes": row.peak_bytes,
+        "reason_kind": row.reason_kind,
+        "reason": row.reason,
+        "proposed_by": row.proposed_by,
+        "created_at": timestamp(row.created_at),
+        "started_at": timestamp(row.started_at),
+        "finished_at": timestamp(row.finished_at),
+    }
+
+
+def sample_view(row: SampleRow) -> Sample:
+    """One row as the API shows it."""
+    names = ("trial_id", "rank", "repeat", "seconds", "allocated_bytes", "reserved_bytes", "peak_source")
+    return Sample.model_validate({"pass": row.pass_, **{name: getattr(row, name) for name in names}})
+
+
+def _attempt_view(row: AttemptRow) -> Attempt:
+    return Attempt(
+        id=row.id,
+        number=row.number,
+        worker=row.worker,
+        outcome=row.outcome,
+        reason_kind=row.reason_kind,
+        reason=row.reason,
+        hardware_id=row.hardware_id,
+        software=row.software_json,
+        log_tail=row.log_tail,
+        claimed_at=timestamp(row.claimed_at),
+        started_at=timestamp(row.started_at),
+        finished_at=timestamp(row.finished_at),
+    )
+
+
+def list_sweeps(
+    session: Session, *, cursor: str | None, limit: int, operator: str | None, state: str | None
+) -> Page[Sweep]:
+    """A page of sweeps, newest first."""
+    sweeps = SweepRepository(session)
+    page = sweeps.page(cursor=decode_cursor(cursor), limit=limit, operator=operator, state=state)
+    counts = sweeps.counts_of([row.id for row in page.items])
+    return Page(
+        items=[sweep_view(row, counts[row.id]) for row in page.items],
+        next_cursor=encode_cursor(page.next_cursor) if page.next_cursor else None,
+    )
+
+
+def get_sweep(session: Session, sweep_id: str) -> Sweep:
+    """One sweep.
+
+    Raises:
+        NotFound: there is none.
+    """
+    sweeps = SweepRepository(session)
+    row = sweeps.find(sweep_id)
+    if row is None:
+        raise NotFound(rule="a sweep must exist", value=sweep_id, remedy="GET /v1/sweeps lists them.")
+    return sweep_view(row, sweeps.counts(sweep_id))
+
+
+def cancel_sweep(session: Session, sweep_id: str) -> Sweep:
+    """Cancel a sweep that has not ended: its queued trials at once, its running ones as soon as they stop.
+
+    Raises:
+        NotFound: there is none.
+        Conflict: it has ended.
+    """
+    before = get_sweep(session, sweep_id)
+    if not SweepRepository(session).cancel(sweep_id):
+        raise Conflict(
+            rule="only a sweep that has not ended can be cancelled",
+            value=before.state,
+            remedy="Nothing is left to do: it has ended.",
+        )
+    return get_sweep(session, sweep_id)
+
+
+def matching(trials: Iterable[TrialRow], states: set[str], knobs: dict[str, str]) -> Iterator[TrialRow]:
+    """Trials in one of ``states`` (any, when empty) whose knobs have the given values, compared as text."""
+    for row in trials:
+        if states and row.state not in states:
+            continue
+        if all(knob_text(row.config_json.get(name)) == value for name, value in knobs.items()):
+            yield row
+
+
+def knob_text(value: object) -> str:
+    """A knob's value as JSON writes it, so that filters read alike on the server and in the browser."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if value is None:
+        return "null"
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    return str(value)
+
+
+def list_trials(
+    session: Session,
+    sweep_id: str,
+    *,
+    cursor: str | None,
+    limit: int,
+    states: set[str],
+    knobs: dict[str, str],
+) -> Page[Trial]:
+    """A page of a sweep's trials by number."""
+    get_sweep(session, sweep_id)
+    position = decode_number(cursor)
+    place = None if position is None else str(position)
+    found: list[Trial] = []
+    repository = TrialRepository(session)
+    while True:
+        page = repository.page(sweep_id, cursor=place, limit=_SCAN)
+        for row in matching(page.items, states, knobs):
+            if len(found) == limit:
+                return Page(items=found, next_cursor=encode_cursor(found[-1].number))
+            found.append(trial_view(row))
+        if page.next_cursor is None:
+            return Page(items=found, next_cursor=None)
+        place = page.next_cursor
+
+
+def get_trial(session: Session, trial_id: str) -> TrialDetail:
+    """One trial with its attempts and samples.
+
+    Raises:
+        NotFound: there is none.
+    """
+    trials = TrialRepository(session)
+    row = trials.find(trial_id)
+    if row is None:
+        raise NotFound(
+            rule="a trial must exist", value=trial_id, remedy="GET /v1/sweeps/{id}/trials lists them."
+        )
+    sweep = get_sweep(session, row.sweep_id)
+    return TrialDetail(
+        **_trial_fields(row),
+        result=row.result_json,
+        memory_limit_bytes=sweep.memory_limit_bytes,
+        attempts=[_attempt_view(attempt) for attempt in trials.attempts(trial_id)],
+        samples=[sample_view(sample) for sample in SampleRepository(session).of_trial(trial_id)],
+    )
+
+
+def samples_after(
+    session: Session, sweep_id: str, after: int, limit: int
+) -> tuple[list[tuple[int, Sample]], bool]:
+    """Samples with an id above ``after``, each with its id, and whether more follow."""
+    frame = SampleRepository(session).frame(sweep_id=sweep_id)
+    frame = frame[frame["sample_id"] > after]
+    rows = [(int(row["sample_id"]), _sample_of(row)) for row in frame.head(limit).to_dict(orient="records")]
+    return rows, len(frame) > limit
+
+
+def _sample_of(row: Mapping[Hashable, Any]) -> Sample:
+    whole = {
+        name: None if pd.isna(row[name]) else int(row[name]) for name in ("allocated_bytes", "reserved_bytes")
+    }
+    text = {name: str(row[name]) for name in ("trial_id", "pass", "peak_source")}
+    return Sample.model_validate(
+        {
+            **text,
+            **whole,
+            "rank": int(row["rank"]),
+            "repeat": int(row["repeat"]),
+            "seconds": float(row["seconds"]),
+        }
+    )
+
+
+def samples_csv(session: Session, sweep_id: str) -> str:
+    """All samples of a sweep's successful trials as CSV; the columns are the database's."""
+    get_sweep(session, sweep_id)
+    frame = SampleRepository(session).frame(sweep_id=sweep_id)
+    return str(frame.to_csv(index=False, lineterminator="\n"))
+
+
+def trials_csv(session: Session, sweep_id: str, states: set[str], knobs: dict[str, str]) -> str:
+    """A sweep's trials as CSV, one column a knob."""
+    get_sweep(session, sweep_id)
+    rows = list(matching(TrialRepository(session).of_sweep(sweep_id), states, knobs))
+    names = sorted({name for row in rows for name in row.config_json})
+    head = [
+        "number",
+        "id",
+        "state",
+        *names,
+        "latency_s",
+        "peak_bytes",
+        "bound_bytes",
+        "reason_kind",
+        "reason",
+    ]
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(head)
+    for row in rows:
+        knobs_of_row = [knob_text(row.config_json[name]) if name in row.config_json else "" for name in names]
+        answer = (row.latency_s, row.peak_bytes, row.bound_bytes, row.reason_kind, row.reason)
+        writer.writerow(
+            [row.number, row.id, row.state, *knobs_of_row, *("" if v is None else v for v in answer)]
+        )
+    return text.getvalue()
