@@ -70,6 +70,10 @@ LIMITS: dict[str, int] = {
 """Largest believable value of each; a larger one is a mistake that would only overflow later."""
 
 
+PER_LAYER = ("experts", "top_k", "expert_intermediate", "dense_intermediate")
+"""What some families write as a list, one number a layer."""
+
+
 class Fields:
     """Validated access to one mapping of a ``config.json``."""
 
@@ -118,7 +122,9 @@ class Fields:
     def meaning(self, meaning: str) -> int | None:
         """The value of a meaning under whatever name it goes, None when it is not given."""
         name = self.named(meaning)
-        return None if name is None else self.count(name, most=LIMITS[meaning])
+        if name is None:
+            return None
+        return self.count(name, most=LIMITS[meaning], per_layer=meaning in PER_LAYER)
 
     def optional(self, *names: str, default: int = 0, least: int = 0) -> int:
         """The first of ``names`` that is given, or ``default``."""

@@ -70,9 +70,8 @@ def routing_load(
 ) -> tuple[int | None, int]:
     """(rows received per chunk, experts held as guests) that a mode counts with.
 
-    The guarantee leaves the rows to the operator's own bound and counts every guest a plan could send: a
-    guest is worth at least m rows and a rank takes at most alpha*k*N, so no more than their quotient and one
-    last smaller piece, nor more than the experts it does not host.
+    The guarantee leaves the rows to the operator's own bound and counts every expert a rank does not host as a
+    guest: an expert's last piece may be a single row, so nothing less holds for any router.
     """
     if mode == "expected":
         rows = expected_rows(
@@ -84,8 +83,7 @@ def routing_load(
         )
         return rows, workload.migrated_experts
     foreign = model.experts - model.experts // launch.expert_degree
-    pieces = _ceil(launch.alpha * model.top_k * launch.max_tokens_per_rank / max(1, launch.min_rows)) + 1
-    return None, min(foreign, pieces)
+    return None, min(foreign, launch.expert_degree * model.top_k * launch.max_tokens_per_rank)
 
 
 def host_terms(

@@ -118,7 +118,7 @@ def test_missing_fields_are_named_exactly(gone: list[str], named: list[str]) -> 
         {"hidden_size": -2048},
         {"hidden_size": True},
         {"hidden_size": 2048.5},
-        {"hidden_size": [2048, 2047]},
+        {"hidden_size": [2048, 2048]},
         {"hidden_size": 10**30},
         {"vocab_size": None},
         {"num_hidden_layers": 0},
