@@ -206,7 +206,7 @@ def table(bench: Bench, runs: list[Run]) -> list[str]:
         lines.append(
             f"{run.budget_name:>7} {away:>4} {(report.locked_bytes if report else 0) / _GIB:>10.4f} "
             f"{peak / _GIB:>9.4f} {(peak0 - peak) / _GIB:>8.4f} {gain.gain_bytes / _GIB:>9.4f} "
-            f"{abs(peak - gain.after_bytes) / max(1, gain.after_bytes):>7.2%} "
+            f"{abs(peak - gain.after_bytes) / max(bench.one, gain.gain_bytes):>7.2%} "
             f"{report.most_restored if report else 0:>4} {fetched:>10} {seconds:>8.4f} {seconds / base:>6.3f} "
             f"{'same' if run.same else 'DIFFER':>5}"
         )
