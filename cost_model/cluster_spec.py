@@ -83,16 +83,20 @@ class ClusterSpec:
         """Fingerprint a measurement is keyed by: a mismatch in any part is a miss, never a silent reuse.
 
         It names the kind of node and its links, not how many nodes there are or what was measured on them.
+        On a CPU a rank is a process: how many there are, and what share of the memory each has, is a choice.
         """
+        card_gib, cards = round(self.gpu.hbm_bytes.value / 2**30), self.gpus_per_node
+        if self.gpu.device == "cpu":
+            card_gib, cards = 0, 1
         parts = {
             "gpu": self.gpu.name,
             "capability": self.gpu.compute_capability,
             "sm": self.gpu.sm_count,
-            "hbm_gib": round(self.gpu.hbm_bytes.value / 2**30),
-            "gpus_per_node": self.gpus_per_node,
+            "hbm_gib": card_gib,
+            "gpus_per_node": cards,
             "links": [(t.scope, t.name) for t in self.tiers],
             "host": [self.host.cpu_name, self.host.cores],
         }
         digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
         slug = "".join(ch if ch.isalnum() else "-" for ch in self.gpu.name.lower()).strip("-")
-        return f"{slug}-x{self.gpus_per_node}-{digest}"
+        return f"{slug}-x{cards}-{digest}"

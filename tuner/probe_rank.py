@@ -45,16 +45,37 @@ def transfer_sizes(device: torch.device) -> tuple[int, ...]:
     return tuple(size for size in (2**12, 2**16, 2**18, 2**20, 2**23, 2**26, 2**28, 2**30) if size <= top)
 
 
-def measure_rank(ranks: Ranks, device_name: str, sizes: Sequence[int] | None = None) -> RankFigures:
-    """Measure this rank. A collective: every rank of the group calls it with the same arguments."""
+def measure_rank(
+    ranks: Ranks,
+    device_name: str,
+    sizes: Sequence[int] | None = None,
+    on_part: Callable[[str], None] | None = None,
+) -> RankFigures:
+    """Measure this rank. A collective: every rank of the group calls it with the same arguments.
+
+    ``on_part`` hears of each part before it is measured.
+    """
+    say = on_part or (lambda _part: None)
     device = torch.device(device_name, ranks.rank) if device_name == "cuda" else torch.device("cpu")
     sizes = tuple(sizes) if sizes is not None else transfer_sizes(device)
+    say("matrix rate")
+    gemm_flops = _gemm_flops(ranks, device)
+    say("memory rate")
+    memory_rate = _memory_rate(ranks, device)
+    exchange, ring = [], []
+    for nbytes in sizes:
+        say(f"all-to-all and ring hop of {nbytes:,} bytes")
+        exchange.append(Point(nbytes, _all_to_all_seconds(ranks, device, nbytes)))
+        ring.append(Point(nbytes, _ring_seconds(ranks, device, nbytes)))
+    say("host link")
+    host_link = _host_link_rate(ranks, device)
+    say("AdamW on the host")
     return RankFigures(
-        gemm_flops=_gemm_flops(ranks, device),
-        memory_bytes_per_s=_memory_rate(ranks, device),
-        all_to_all=tuple(Point(n, _all_to_all_seconds(ranks, device, n)) for n in sizes),
-        ring=tuple(Point(n, _ring_seconds(ranks, device, n)) for n in sizes),
-        host_link_bytes_per_s=_host_link_rate(ranks, device),
+        gemm_flops=gemm_flops,
+        memory_bytes_per_s=memory_rate,
+        all_to_all=tuple(exchange),
+        ring=tuple(ring),
+        host_link_bytes_per_s=host_link,
         adam_params_per_s=_adam_rate(ranks),
     )
 
@@ -64,7 +85,9 @@ def _sync(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _median_seconds(ranks: Ranks, device: torch.device, work: Callable[[], None], repeats: int = REPEATS) -> float:
+def _median_seconds(
+    ranks: Ranks, device: torch.device, work: Callable[[], None], repeats: int = REPEATS
+) -> float:
     work()
     seconds = []
     for _ in range(repeats):
@@ -128,7 +151,10 @@ def _host_link_rate(ranks: Ranks, device: torch.device) -> float:
     pin = device.type == "cuda"
     host_in = torch.ones(nbytes, dtype=torch.uint8, pin_memory=pin)
     host_out = torch.empty(nbytes, dtype=torch.uint8, pin_memory=pin)
-    down, up = torch.empty(nbytes, dtype=torch.uint8, device=device), torch.ones(nbytes, dtype=torch.uint8, device=device)
+    down, up = (
+        torch.empty(nbytes, dtype=torch.uint8, device=device),
+        torch.ones(nbytes, dtype=torch.uint8, device=device),
+    )
     if device.type != "cuda":
         return nbytes / _median_seconds(ranks, device, lambda: _both(host_in, down, up, host_out))
     inward, outward = torch.cuda.Stream(device), torch.cuda.Stream(device)
@@ -149,12 +175,8 @@ def _both(host_in: Tensor, down: Tensor, up: Tensor, host_out: Tensor) -> None:
 
 def _adam_rate(ranks: Ranks) -> float:
     """Parameters per second of torch's fused AdamW on this rank's share of the host."""
-    n = 2**20
+    n = 2**23  # well past the caches
     weight = torch.nn.Parameter(torch.ones(n))
     weight.grad = torch.ones(n)
     optimizer = torch.optim.AdamW([weight], fused=True)
-    return n / _median_seconds(ranks, torch.device("cpu"), lambda: _step(optimizer))
-
-
-def _step(optimizer: torch.optim.Optimizer) -> None:
-    optimizer.step()
+    return n / _median_seconds(ranks, torch.device("cpu"), optimizer.step)
