@@ -244,5 +244,5 @@ def predict(
         formula,
         spread=cost.spreads.get(f"{operator}:{pass_name}", 0.0),
         extra_log_width=where.extra_log_width,
-        provenance="interpolated" if where.covered else None,
+        provenance=where.provenance,
     )

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from cost_model.provenance import Provenance
 from cost_model.rates import CostModel
 
 _WIDTH_PER_E_FOLD = 0.5
@@ -33,6 +34,13 @@ class Coverage:
     covered: bool
     distance: float
     message: str
+
+    @property
+    def provenance(self) -> Provenance | None:
+        """``interpolated`` inside the box, ``transferred`` outside it; None where there is none."""
+        if self.covered:
+            return "interpolated"
+        return "transferred" if self.distance > 0 else None
 
     @property
     def extra_log_width(self) -> float:

@@ -16,7 +16,7 @@ from cost_model.rates import RateView
 
 Number = float | npt.NDArray[np.float64]
 Scope = Literal["node", "cluster"]
-RAMP = 4.0
+RAMP = 8.0
 """Sharpness of the bend between a matmul bound by its weights' bytes and one bound by its arithmetic."""
 
 
@@ -119,7 +119,7 @@ def expert_matmul_seconds(
 ) -> Number:
     """Grouped matmul of ``rows`` routed rows over ``local_experts``.
 
-    Per expert t0 + flops_factor*H*I*rows/F(rows), F(rows) = ceiling * (1 + (half_rows/rows)^4)^(-1/4): below
+    Per expert t0 + flops_factor*H*I*rows/F(rows), F(rows) = ceiling * (1 + (half_rows/rows)^8)^(-1/8): below
     ``half_rows`` an expert's time is that of reading its weights, above it that of its arithmetic.
 
     Args:

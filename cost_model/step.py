@@ -171,10 +171,8 @@ def step_time(
     for name, formula in formulas.items():
         spread = operator_spread(cost, _TERM_OPERATORS.get(name, ""))
         extra = covers[name].extra_log_width if name in covers else 0.0
-        inside = name in covers and covers[name].covered
-        terms[name] = cost.estimate(
-            formula, spread=spread, extra_log_width=extra, provenance="interpolated" if inside else None
-        )
+        source = covers[name].provenance if name in covers else None
+        terms[name] = cost.estimate(formula, spread=spread, extra_log_width=extra, provenance=source)
         spread_squares += (terms[name].value * spread) ** 2
         outside_squares += (terms[name].value * extra) ** 2
         if name in covers and not covers[name].covered and terms[name].value > 0:

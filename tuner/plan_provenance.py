@@ -118,3 +118,15 @@ def alternatives_provenance(alternatives: Sequence[Alternative]) -> dict[str, di
         ):
             found[f"{root}/{name}"] = _entry("analytic", value * (1 - _FORMULA_SPREAD), value * 1.1)
     return found
+
+
+def remedy_provenance(remedy: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
+    """Entries under /what_would_fit: the memory that the launch at hand would need."""
+    if remedy is None:
+        return {}
+    return {
+        f"/what_would_fit/memory_needed/{name}": _entry(
+            "analytic", value * (1 - _FORMULA_SPREAD), value * 1.1
+        )
+        for name, value in remedy["memory_needed"].items()
+    }

@@ -21,7 +21,12 @@ from cost_model.step import StepTime, shape_of, step_time
 from cost_model.workload import Workload
 from tuner.measured import MeasuredFronts
 from tuner.plan import Alternative, Plan, PlanOptions
-from tuner.plan_provenance import alternatives_provenance, memory_provenance, step_provenance
+from tuner.plan_provenance import (
+    alternatives_provenance,
+    memory_provenance,
+    remedy_provenance,
+    step_provenance,
+)
 from tuner.planner_layouts import batches, check_cluster, no_layout_reason
 from tuner.planner_merge import Choice
 from tuner.planner_remedies import what_would_fit
@@ -167,6 +172,7 @@ def _assemble(
         **memory_provenance(reports, problem.mode, problem.cluster),
         **step_provenance(step),
         **alternatives_provenance(alternatives),
+        **remedy_provenance(remedy),
     }
     return Plan(
         model=problem.model,

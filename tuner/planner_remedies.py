@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from cost_model.memory import MemoryReport
+from cost_model.presets import PRESET_NAMES, preset
 from cost_model.workload import Workload
 from tuner.planner_layouts import batches, sequence_degrees
 from tuner.planner_search import Problem, anything_fits
@@ -129,6 +130,31 @@ def reason(report: MemoryReport) -> str:
     return "; ".join(parts) or "the launch is within its limits"
 
 
+def memory_needed(report: MemoryReport) -> dict[str, int]:
+    """Device memory of a card and memory of a node with which the launch at hand would fit as it is."""
+    return {
+        "hbm_bytes": -(-report.footprint_bytes * 100 // 95),
+        "ram_bytes_per_node": -(-report.host_bytes_per_node * 10 // 9),
+    }
+
+
+def named_cluster(problem: Problem) -> dict[str, Any] | None:
+    """The smallest named cluster, by GPUs, on which the case fits as it is."""
+    free = replace(problem, fixed={})
+    for nodes in (1, 2, 4, 8, 16, 32):
+        for name in PRESET_NAMES:
+            cluster = preset(name, nodes)
+            candidate = _with_nodes(replace(free, cluster=cluster), nodes)
+            if candidate is not None and _fits(candidate):
+                return {
+                    "name": name,
+                    "nodes": nodes,
+                    "gpus": cluster.world_size,
+                    "global_batch_tokens": candidate.workload.global_batch_tokens,
+                }
+    return None
+
+
 def what_would_fit(problem: Problem, report: MemoryReport) -> dict[str, Any]:
     """Both remedies, searched, with the reason; a remedy that does not exist is null and said so."""
     context = longest_context(problem)
@@ -142,4 +168,11 @@ def what_would_fit(problem: Problem, report: MemoryReport) -> dict[str, Any]:
         notes.append(f"no number of such nodes up to {MAX_NODES} fits this context")
     elif nodes["global_batch_tokens"] != problem.workload.global_batch_tokens:
         notes.append("on that many nodes the global batch has to be larger, or ranks would have no sequence")
-    return {"reason": reason(report), "longest_context": context, "fewest_nodes": nodes, "notes": notes}
+    return {
+        "reason": reason(report),
+        "longest_context": context,
+        "fewest_nodes": nodes,
+        "named_cluster": named_cluster(problem) if nodes is None else None,
+        "memory_needed": memory_needed(report),
+        "notes": notes,
+    }

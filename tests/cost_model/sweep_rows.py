@@ -72,25 +72,23 @@ def rows(
             seconds = seconds_of(truth, operator, shape, config, name)
             for repeat in range(repeats):
                 slowest = seconds * float(np.exp(noise * generator.standard_normal()))
-                for rank in range(RANKS):
-                    found.append(
-                        {
-                            "operator": operator,
-                            "provider": "flatpeak",
-                            "shape_json": json.dumps(shape, sort_keys=True),
-                            "config_json": json.dumps(config, sort_keys=True),
-                            "pass": name,
-                            "rank": rank,
-                            "repeat": repeat,
-                            "seconds": slowest * (1.0 - 0.01 * rank),
-                            "allocated_bytes": 0,
-                            "reserved_bytes": 0,
-                            "peak_source": "tracked",
-                            "hardware_id": hardware_id or truth.hardware_id,
-                            "operator_version": 1,
-                            "commit": "",
-                        }
-                    )
+                row = {
+                    "operator": operator,
+                    "provider": "flatpeak",
+                    "shape_json": json.dumps(shape, sort_keys=True),
+                    "config_json": json.dumps(config, sort_keys=True),
+                    "pass": name,
+                    "repeat": repeat,
+                    "allocated_bytes": 0,
+                    "reserved_bytes": 0,
+                    "peak_source": "tracked",
+                    "hardware_id": hardware_id or truth.hardware_id,
+                    "operator_version": 1,
+                    "commit": "",
+                }
+                found += [
+                    {**row, "rank": rank, "seconds": slowest * (1.0 - 0.01 * rank)} for rank in range(RANKS)
+                ]
     return pd.DataFrame(found)
 
 
