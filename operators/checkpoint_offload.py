@@ -44,8 +44,10 @@ _PACK_DEPTH = 3  # boundary_call <- _keep <- pack hook <- who saves
 class OffloadReport:
     """What a session did, from its beginning."""
 
+    blocks: int
+    """Checkpointed blocks of the last finished forward, as far as they kept a boundary."""
     boundaries: int
-    """Boundaries of the last finished forward."""
+    """Tensors they kept: one a block, more where a block has several inputs of size."""
     offloaded: int
     """How many of them went to the host and left the device."""
     locked_bytes: int
@@ -75,9 +77,9 @@ class OffloadSession:
         ranks: the group that agrees on the budget before the step.
         slab: share this slab; its group and device are used.
         boundary_bytes: bytes of one boundary on this rank, N·H·b.
-        boundaries: boundaries of one forward (L_b). Found out in the first forward if not given.
+        boundaries: checkpointed blocks of one forward (L_b). Found out in the first forward if not given.
         device: where the blocks run; the current CUDA device, or the CPU without CUDA.
-        min_bytes: smaller block inputs stay on the device.
+        min_bytes: smaller block inputs stay on the device; half of ``boundary_bytes``, or 1 MiB without it.
         select: also asked, with the block input, whether a tensor may go (say, to leave some out).
 
     Raises:
@@ -93,7 +95,7 @@ class OffloadSession:
         boundary_bytes: int | None = None,
         boundaries: int | None = None,
         device: torch.device | str | None = None,
-        min_bytes: int = 1 << 20,
+        min_bytes: int | None = None,
         select: Callable[[Tensor], bool] | None = None,
     ) -> None:
         self._owns_slab = slab is None
@@ -111,6 +113,8 @@ class OffloadSession:
         slab.claim(self, host_budget_bytes)
         self._boundaries = boundaries
         self._learned: int | None = None
+        if min_bytes is None:
+            min_bytes = 1 << 20 if boundary_bytes is None else max(1, boundary_bytes // 2)
         self._min_bytes = min_bytes
         self._select = select
         self._hooks: list[saved_tensors_hooks] = []
@@ -122,7 +126,7 @@ class OffloadSession:
         self._alive: weakref.WeakSet[Boundary] = weakref.WeakSet()
         self._restored: list[tuple[StorageWeakRef, tuple[int, int]]] = []
         self._most_restored = self._reloads = self._prefetched = 0
-        self._last = (0, 0)
+        self._last = (0, 0, 0)
         self._closed = False
 
     @property
@@ -133,8 +137,9 @@ class OffloadSession:
         """What the session did so far."""
         with self._lock:
             self._take_back()
-            boundaries, offloaded = self._last
+            blocks, boundaries, offloaded = self._last
             return OffloadReport(
+                blocks=blocks,
                 boundaries=boundaries,
                 offloaded=offloaded,
                 locked_bytes=self._slab.locked_bytes,
@@ -210,11 +215,13 @@ class OffloadSession:
         return None
 
     def _admit(self, x: Tensor, call: Call) -> Boundary:
-        if not self._forward.open or len(self._forward.boundaries) == self._boundaries:
+        new_block = not call.continues(self._call)
+        if not self._forward.open or (new_block and self._forward.groups == self._boundaries):
             self._end_forward()
             self._forward = Forward()
+            new_block = True
         forward = self._forward
-        if not call.continues(self._call):
+        if new_block:
             # The block before has been issued: its input, copied meanwhile, leaves the device.
             self._let_go()
             forward.groups += 1
@@ -224,7 +231,7 @@ class OffloadSession:
         forward.boundaries.append(weakref.ref(boundary))
         self._alive.add(boundary)
         known = self._boundaries if self._boundaries is not None else self._learned
-        room = None if index + 1 == known else self._slab.take(self, boundary.nbytes)
+        room = None if forward.groups == known else self._slab.take(self, boundary.nbytes)
         if room is not None:
             claim = boundary.claim
             claim.start = room
@@ -258,9 +265,9 @@ class OffloadSession:
         self._leaving.clear()
         if not forward.boundaries:
             return
-        self._learned = len(forward.boundaries)
-        self._last = (len(forward.boundaries), forward.offloaded)
-        wanted = sum(page_rounded(b.nbytes) for b in self._alive if b.index + 1 < len(b.forward.boundaries))
+        self._learned = forward.groups
+        self._last = (forward.groups, len(forward.boundaries), forward.offloaded)
+        wanted = sum(page_rounded(b.nbytes) for b in self._alive if b.group < b.forward.groups)
         self._slab.wish(self, wanted)
 
     # -- backward --------------------------------------------------------------------------------------------

@@ -454,9 +454,30 @@ def test_several_inputs_of_one_block_travel_together() -> None:
         loss = run()
     assert _same(want, _grad_of(loss, [layer.weight]))
     report = session.report()
-    assert (report.boundaries, report.offloaded) == (10, 8)  # both inputs of the last block stay
+    # both inputs of the last block stay
+    assert (report.blocks, report.boundaries, report.offloaded) == (5, 10, 8)
     assert report.most_restored == 2
     assert report.prefetched == report.reloads == 8
+
+
+def test_small_inputs_stay_where_the_size_of_a_boundary_is_known() -> None:
+    layer = nn.Linear(_H, _H)
+
+    def block(x: Tensor, weights: Tensor) -> Tensor:
+        return torch.tanh(layer(x)) * weights
+
+    def run() -> Tensor:
+        x: Tensor = layer(_tokens())
+        for _ in range(4):
+            x = checkpoint(block, x, x.mean(dim=1, keepdim=True), use_reentrant=False)
+        return x.sum()
+
+    want = _grad_of(run(), [layer.weight])
+    with OffloadSession(2 * _ONE, boundary_bytes=_BOUNDARY, boundaries=4, device="cpu") as session:
+        loss = run()
+    assert _same(want, _grad_of(loss, [layer.weight]))
+    report = session.report()
+    assert (report.blocks, report.boundaries, report.offloaded) == (4, 4, 2)
 
 
 @pytest.mark.parametrize("budget", [0, 100 * _ONE])
