@@ -161,6 +161,8 @@ class PipelinedLLEP(nn.Module):
 class _Chunked(torch.autograd.Function):
     """Forward and backward, chunk at a time."""
 
+    saves_boundary = True  # the layer input may wait for backward on the host (operators.checkpoint_offload)
+
     @staticmethod
     def forward(ctx: Any, hidden_NH: Tensor, weights_NK: Tensor, *rest: Any) -> Tensor:
         *expert_weights, call = rest
