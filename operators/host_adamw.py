@@ -59,31 +59,43 @@ class HostUpdate(Protocol):
     ) -> None: ...
 
 
-def plain_update(
-    master: Tensor,
-    exp_avg: Tensor,
-    exp_avg_sq: Tensor,
-    grad: Tensor,
-    weight: Tensor,
-    *,
-    hyper: Hyper,
-    step: int,
-    scale: float,
-) -> None:
-    """:class:`HostUpdate` by ``torch._fused_adamw_``: the bits of ``torch.optim.AdamW(fused=True)`` on the CPU."""
-    grad_fp32 = grad.float()
-    if scale != 1.0:
-        grad_fp32 = grad_fp32 * scale
-    count = torch.tensor(float(step))
-    fused_adamw(
-        hyper,
-        masters=[master],
-        grads=[grad_fp32],
-        exp_avgs=[exp_avg],
-        exp_avg_sqs=[exp_avg_sq],
-        steps=[count],
-    )
-    weight.copy_(master)
+class PlainUpdate:
+    """:class:`HostUpdate` by ``torch._fused_adamw_``: the bits of ``torch.optim.AdamW(fused=True)`` on the CPU.
+
+    Keeps one fp32 gradient of the largest slice it has seen, so that a step touches no fresh memory.
+    """
+
+    def __init__(self) -> None:
+        self._workspace = torch.empty(0)
+
+    def __call__(
+        self,
+        master: Tensor,
+        exp_avg: Tensor,
+        exp_avg_sq: Tensor,
+        grad: Tensor,
+        weight: Tensor,
+        *,
+        hyper: Hyper,
+        step: int,
+        scale: float,
+    ) -> None:
+        if grad.dtype != torch.float32 or scale != 1.0:
+            if self._workspace.numel() < grad.numel():
+                self._workspace = torch.empty(grad.numel())
+            widened = self._workspace[: grad.numel()]
+            grad = widened.copy_(grad)
+            if scale != 1.0:
+                grad.mul_(scale)
+        fused_adamw(
+            hyper,
+            masters=[master],
+            grads=[grad],
+            exp_avgs=[exp_avg],
+            exp_avg_sqs=[exp_avg_sq],
+            steps=[torch.tensor(float(step))],
+        )
+        weight.copy_(master)
 
 
 class _Scalars(ctypes.Structure):
@@ -93,9 +105,11 @@ class _Scalars(ctypes.Structure):
     ]
 
 
-class _NativeUpdate:
-    def __init__(self, library: Path) -> None:
-        self._library = ctypes.CDLL(str(library))
+class NativeUpdate:
+    """:class:`HostUpdate` by the compiled pass."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._library = library
 
     def __call__(
         self,
@@ -128,26 +142,31 @@ class _NativeUpdate:
         )
 
 
-@cache
 def host_update(kernel: HostKernel = "auto") -> HostUpdate:
-    """The update of this machine: ``native`` is the compiled pass, ``plain`` torch's, ``auto`` the first that works.
+    """An update for one thread: ``native`` is the compiled pass, ``plain`` torch's, ``auto`` the first that works.
 
     Raises:
         RuleError: ``native`` was asked for and cannot be built.
     """
     if kernel == "plain":
-        return plain_update
+        return PlainUpdate()
     try:
-        return _NativeUpdate(_build())
+        return NativeUpdate(load_library())
     except (OSError, subprocess.SubprocessError) as error:
         if kernel == "auto":
-            return plain_update
+            return PlainUpdate()
         detail = getattr(error, "stderr", None) or str(error)
         raise RuleError(
             rule="the native host AdamW needs a C compiler with OpenMP",
             value=detail,
             remedy="Install gcc or clang (CC names another), or choose host_kernel='plain'.",
         ) from error
+
+
+@cache
+def load_library() -> ctypes.CDLL:
+    """The compiled pass, built once a machine and loaded once a process."""
+    return ctypes.CDLL(str(_build()))
 
 
 def _cache_folder() -> Path:

@@ -58,6 +58,7 @@ def test_the_norm_is_clip_grad_norms_norm() -> None:
             p.grad = g.clone()
         torch.nn.utils.clip_grad_norm_(params, limit)
         for p, g in zip(params, grads, strict=True):
+            assert p.grad is not None
             assert torch.equal(g * clip_coefficient(total, limit), p.grad)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from operators.adamw_math import Hyper
 from operators.errors import RuleError
-from operators.host_adamw import HostUpdate, host_update, plain_update
+from operators.host_adamw import HostUpdate, PlainUpdate, host_update, load_library
 
 DTYPES = st.sampled_from([torch.bfloat16, torch.float32])
 
@@ -22,7 +22,7 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Build afresh: a library left by another run must not hide a source that no longer compiles."""
     patch = pytest.MonkeyPatch()
     patch.setenv("FLATPEAK_CACHE", str(tmp_path_factory.mktemp("kernels")))
-    host_update.cache_clear()
+    load_library.cache_clear()
     host_update("native")
     patch.undo()
 
@@ -58,7 +58,7 @@ def test_the_compiled_pass_stays_within_two_units_of_torchs(
 ) -> None:
     hyper = Hyper(1e-2, beta1, 0.999, 1e-8, weight_decay)
     native = run(host_update("native"), n, grad_dtype, weight_dtype, hyper, scale)
-    plain = run(plain_update, n, grad_dtype, weight_dtype, hyper, scale)
+    plain = run(PlainUpdate(), n, grad_dtype, weight_dtype, hyper, scale)
     for ours, torchs in zip(native[:3], plain[:3], strict=True):
         torch.testing.assert_close(ours, torchs, rtol=3e-7, atol=1e-9)
     torch.testing.assert_close(
@@ -71,12 +71,11 @@ def test_the_plain_pass_is_torchs_adamw() -> None:
     torch.manual_seed(1)
     p = torch.nn.Parameter(torch.randn(1003))
     reference = torch.optim.AdamW([p], lr=1e-2, weight_decay=0.1, fused=True)
+    update = PlainUpdate()
     master, m, v, weight = p.detach().clone(), torch.zeros(1003), torch.zeros(1003), torch.empty(1003)
     for step in range(1, 6):
         p.grad = torch.randn(1003)
-        plain_update(
-            master, m, v, p.grad, weight, hyper=Hyper(1e-2, 0.9, 0.999, 1e-8, 0.1), step=step, scale=1.0
-        )
+        update(master, m, v, p.grad, weight, hyper=Hyper(1e-2, 0.9, 0.999, 1e-8, 0.1), step=step, scale=1.0)
         reference.step()
     assert torch.equal(master, p)
     assert torch.equal(weight, p)
@@ -95,13 +94,13 @@ def test_not_a_number_becomes_a_bf16_nan_and_stays_where_it_is() -> None:
 def test_without_a_compiler_the_plain_pass_is_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("FLATPEAK_CACHE", str(tmp_path / "cache"))
-    host_update.cache_clear()
+    load_library.cache_clear()
     try:
-        assert host_update("auto") is plain_update
+        assert isinstance(host_update("auto"), PlainUpdate)
         with pytest.raises(RuleError, match="needs a C compiler"):
             host_update("native")
     finally:
-        host_update.cache_clear()
+        load_library.cache_clear()
 
 
 def test_a_broken_compiler_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -110,10 +109,10 @@ def test_a_broken_compiler_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     compiler.chmod(0o755)
     monkeypatch.setenv("CC", str(compiler))
     monkeypatch.setenv("FLATPEAK_CACHE", str(tmp_path / "cache"))
-    host_update.cache_clear()
+    load_library.cache_clear()
     try:
         with pytest.raises(RuleError, match="no such target"):
             host_update("native")
         assert list((tmp_path / "cache").iterdir()) == []
     finally:
-        host_update.cache_clear()
+        load_library.cache_clear()

@@ -3,45 +3,14 @@
 from __future__ import annotations
 
 import gc
-import weakref
 from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from operators.bounds.stream_adamw import stream_adamw_terms
+from operators.dry_run import PeakTracker
 from operators.stream_adamw import OffloadStreamAdamW
-
-
-class LiveBytes(TorchDispatchMode):
-    """Bytes of storages made inside, now and at the peak."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.now = self.peak = 0
-        self._known: set[int] = set()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = {
-            t.untyped_storage()._cdata for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)
-        }
-        out = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(out):
-            if isinstance(tensor, torch.Tensor):
-                storage = tensor.untyped_storage()
-                if storage._cdata not in given | self._known:
-                    self._known.add(storage._cdata)
-                    self.now += storage.nbytes()
-                    self.peak = max(self.peak, self.now)
-                    weakref.finalize(storage, self._gone, storage._cdata, storage.nbytes())
-        return out
-
-    def _gone(self, key: int, nbytes: int) -> None:
-        self._known.discard(key)
-        self.now -= nbytes
-
 
 SMALL = 4096
 """Norms, coefficients and counters."""
@@ -53,7 +22,7 @@ SMALL = 4096
 def test_the_peak_is_the_bound(engine: Any, share: float) -> None:
     torch.manual_seed(0)
     params = [torch.nn.Parameter(torch.randn(s).bfloat16()) for s in (64 * 300, 64 * 5, 64 * 200)]
-    with LiveBytes() as tracked:
+    with PeakTracker() as tracked:
         optimizer = OffloadStreamAdamW(
             params,
             engine=engine,
@@ -63,7 +32,7 @@ def test_the_peak_is_the_bound(engine: Any, share: float) -> None:
             max_grad_norm=1.0,
             host_memory=None if engine == "device" else torch.empty(10**6, dtype=torch.uint8),
         )
-        built = tracked.now
+        built = tracked.live_bytes
         lent = 0 if engine == "device" else 10**6
         for _ in range(3):
             with torch.no_grad():
@@ -84,7 +53,7 @@ def test_the_peak_is_the_bound(engine: Any, share: float) -> None:
     assert bound + lent <= built <= bound + lent + SMALL
     # The host's pass rebuilds masters with one segment's fp32 copy in host memory.
     rebuild = 0 if engine in {"stream", "device"} else 4 * optimizer.bucket_params
-    assert tracked.peak <= bound + lent + 2 * gradients + rebuild + SMALL
+    assert tracked.peak_bytes <= bound + lent + 2 * gradients + rebuild + SMALL
 
 
 @pytest.mark.parametrize("engine", ["stream", "split", "host", "device"])
@@ -99,7 +68,7 @@ def test_fifty_steps_keep_nothing(engine: Any) -> None:
         max_grad_norm=1.0,
     )
     after = []
-    with LiveBytes() as tracked:
+    with PeakTracker() as tracked:
         for number in range(50):
             for index, p in enumerate(params):
                 p.grad = None if (number + index) % 5 == 0 else torch.randn(p.shape).bfloat16()
@@ -107,5 +76,5 @@ def test_fifty_steps_keep_nothing(engine: Any) -> None:
             optimizer.zero_grad()
             if number in (9, 49):
                 gc.collect()
-                after.append(tracked.now)
+                after.append(tracked.live_bytes)
     assert after[0] == after[1]

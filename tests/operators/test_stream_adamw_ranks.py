@@ -112,7 +112,7 @@ def dtensors(ranks: ProcessRanks, engine: str) -> tuple[bool, bool, str]:
     mesh = init_device_mesh("cpu", (ranks.size,))
     torch.manual_seed(0)
     dense = torch.randn(10, 37).bfloat16()
-    param = torch.nn.Parameter(distribute_tensor(dense, mesh, [Shard(0)]))
+    param: Any = torch.nn.Parameter(distribute_tensor(dense, mesh, [Shard(0)]))
     twin = torch.nn.Parameter(dense.float())
     optimizer = OffloadStreamAdamW([param], **SETTINGS, engine=engine, bucket_params=64)  # type: ignore[arg-type]
     reference = torch.optim.AdamW([twin], fused=True, **SETTINGS)
