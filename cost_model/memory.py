@@ -137,6 +137,9 @@ def live_sets(
     tokens, b, world = launch.max_tokens_per_rank, workload.activation_bytes, cluster.world_size
     chunks = chunk_count(tokens_max=tokens, chunk_tokens=launch.chunk_tokens, max_chunks=launch.max_chunks)
     rows, guests = routing_load(mode=mode, model=model, workload=workload, launch=launch, chunks=chunks)
+    received, _ = routing_load(mode=mode, model=model, workload=workload, launch=launch, chunks=1)
+    if received is None:
+        received = launch.expert_degree * model.top_k * tokens
     return merge(
         model,
         (
@@ -159,6 +162,7 @@ def live_sets(
                 schedule=launch.dispatch_schedule,
                 scalar_bytes=b,
                 rows_per_chunk=rows,
+                received_rows=received,
                 migrated_experts=guests,
             ),
             head_live(

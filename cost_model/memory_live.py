@@ -27,6 +27,8 @@ Live = Mapping[str, Mapping[str, int]]
 """Phase to term to bytes; absent means zero."""
 
 FP32 = 4
+SENT_ROUTE_BYTES = 24
+RECEIVED_ROUTE_BYTES = 12
 PASSES = ("forward", "backward")
 
 
@@ -117,13 +119,22 @@ def dispatch_live(
     schedule: str,
     scalar_bytes: int,
     rows_per_chunk: int | None,
+    received_rows: int,
     migrated_experts: int,
 ) -> Live:
     """MoE segments: the operator's bound, the router's scores (fp32) and the shared experts.
 
-    ``rows_per_chunk`` None is the guarantee (any router), a number the expected load of a rank.
+    Every layer's routing record waits for backward, so it counts in all phases: per route sent an id (8 bytes),
+    a weight and three places (4 each), per route received three places.
+
+    Args:
+        rows_per_chunk: None for the guarantee (any router), else the expected rows a rank receives in a chunk.
+        received_rows: rows a rank receives in a whole layer.
     """
-    live: dict[str, dict[str, int]] = {}
+    record = model.moe_layers * (
+        SENT_ROUTE_BYTES * tokens * model.top_k + RECEIVED_ROUTE_BYTES * received_rows
+    )
+    live = {phase: {"dispatch": record} for phase in phases_of(model) if phase != "optimizer"}
     for direction in PASSES:
         bound = pipelined_llep_terms(
             tokens=tokens,
@@ -148,7 +159,8 @@ def dispatch_live(
         )
         router = tokens * model.experts * FP32 * (1 if direction == "forward" else 2)
         live[f"{direction}_moe"] = {
-            "dispatch": bound["dispatch_buffers"]
+            "dispatch": record
+            + bound["dispatch_buffers"]
             + bound["intermediates"]
             + bound["inputs_outputs"]
             + shared

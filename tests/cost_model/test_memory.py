@@ -160,6 +160,15 @@ def test_expected_rows_follow_the_imbalance_up_to_lambda() -> None:
     assert guests == 32 - 4
 
 
+def test_routing_records_of_all_layers_wait_for_backward() -> None:
+    report = memory_report(SMALL, NODE, replace(WORK, imbalance=1.0), launch())
+    routes = 16384 * SMALL.top_k
+    for phase, live in report.phases.items():
+        if not phase.endswith("_moe"):
+            want = 0 if phase == "optimizer" else 24 * (24 + 12) * routes
+            assert live["dispatch"] == want
+
+
 def _most_guests(loads: list[int], ranks: int) -> int:
     plan = plan_least_loaded(loads, ranks, alpha=1.0, min_rows=1024, switch=1.3)
     return max(len(plan.guests(rank)) for rank in range(ranks))
