@@ -23,22 +23,21 @@ _COMMAND_S = 10.0
 
 
 @cache
-def _hardware() -> dict[str, Any]:
-    cuda = torch.cuda.is_available()
+def _hardware(ranks: int, device: str) -> dict[str, Any]:
+    cuda = device == "cuda"
     found: dict[str, Any] = {
-        "device": "cuda" if cuda else "cpu",
+        "device": device,
         "cpu_name": _cpu_name(),
         "cores": psutil.cpu_count(logical=True) or 1,
         "ram_bytes": psutil.virtual_memory().total,
     }
     if not cuda:
-        # the ranks of a CPU "cluster" are processes: its card is a core's share of the machine
         return found | {
             "gpu_name": found["cpu_name"],
             "compute_capability": platform.machine(),
-            "sm_count": found["cores"],
-            "hbm_bytes": found["ram_bytes"],
-            "gpus_per_node": 1,
+            "sm_count": max(1, found["cores"] // ranks),
+            "hbm_bytes": found["ram_bytes"] // ranks,
+            "gpus_per_node": ranks,
             "link_graph": "loopback",
         }
     card = torch.cuda.get_device_properties(0)
@@ -52,16 +51,23 @@ def _hardware() -> dict[str, Any]:
     }
 
 
-def local_hardware() -> dict[str, Any]:
+def local_hardware(ranks: int = 1, device: str | None = None) -> dict[str, Any]:
     """This machine: device, gpu_name, compute_capability, sm_count, hbm_bytes, gpus_per_node, link_graph,
-    cpu_name, cores, ram_bytes. On a machine without a card, the processor stands where the card would.
+    cpu_name, cores, ram_bytes.
+
+    Args:
+        ranks: on the CPU, the processes that share it; each one's share of cores and memory stands where a
+            card would, so two ranks of a machine are other hardware than four. Without meaning on CUDA.
+        device: ``cpu`` or ``cuda``; by default ``cuda`` where there is one.
     """
-    return dict(_hardware())
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    return dict(_hardware(1 if device == "cuda" else ranks, device))
 
 
-def local_hardware_id() -> str:
-    """``ClusterSpec.hardware_id`` of this machine."""
-    return bare_cluster(local_hardware()).hardware_id
+@cache
+def local_hardware_id(ranks: int = 1, device: str | None = None) -> str:
+    """``ClusterSpec.hardware_id`` of :func:`local_hardware`."""
+    return bare_cluster(local_hardware(ranks, device)).hardware_id
 
 
 def bare_cluster(hardware: dict[str, Any]) -> ClusterSpec:

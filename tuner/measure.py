@@ -153,10 +153,10 @@ def _tracked_peaks(runnable: Runnable) -> dict[str, PassPeak]:
         for name, run in runnable.passes.items():
             tracker.reset_peak()
             run()
-            peaks[name] = PassPeak(tracker.peak_bytes, None)
+            peaks[name] = PassPeak(tracker.peak_bytes + runnable.held_bytes, None)
     return peaks
 
 
 def _held_bytes(runnable: Runnable) -> int:
     storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in runnable.held}
-    return sum(storages.values())
+    return sum(storages.values()) + runnable.held_bytes

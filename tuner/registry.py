@@ -25,6 +25,7 @@ class Runnable:
     Attributes:
         passes: what is timed, by name, in order; together they are one repetition.
         held: tensors that live all the time (inputs, weights): counted in every peak.
+        held_bytes: device memory that the operator holds beside ``held``, in tensors of its own.
         reset: untimed, before each repetition: drops gradients and results of the last one.
         host_locked_bytes: host memory that stays locked.
     """
@@ -32,6 +33,7 @@ class Runnable:
     passes: Mapping[str, Callable[[], None]]
     held: tuple[Tensor, ...] = ()
     reset: Callable[[], None] = lambda: None
+    held_bytes: int = 0
     host_locked_bytes: int = 0
 
     def forward_backward(self) -> None:

@@ -337,11 +337,12 @@ def run_sweep(
 
     with database.reading() as session:
         sweep = SweepRepository(session).get(sweep_id)
-    if sweep.hardware_id is not None and sweep.hardware_id != local_hardware_id():
+    here = local_hardware_id(sweep.ranks, sweep.device)
+    if sweep.hardware_id not in (None, here):
         raise RuleError(
             rule="a sweep bound to one kind of hardware runs only there",
             value=sweep.hardware_id,
-            remedy=f"This machine is {local_hardware_id()}: run the sweep there, or create one for this machine.",
+            remedy=f"This machine is {here}: run the sweep there, or create one for this machine.",
         )
     worker = Worker(database, lambda: executor, sweep_id=sweep_id, leases=leases, progress=progress)
     worker.run(stop)

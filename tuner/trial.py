@@ -62,7 +62,7 @@ def memory_limit_bytes(spec: SweepSpec) -> int:
     if spec.memory_limit_bytes is not None:
         return spec.memory_limit_bytes
     if spec.target.device == "cuda":
-        return int(local_hardware()["hbm_bytes"])
+        return int(local_hardware(device="cuda")["hbm_bytes"])
     return cpu_share_bytes(spec.target.ranks)
 
 
@@ -130,7 +130,11 @@ def _launch(
 ) -> tuple[GangOutcome, bool]:
     """The outcome, and whether the user asked for a cancellation (not ``stop``, nor a lost claim)."""
     with database.session() as session:
-        TrialRepository(session).start(claim, hardware_id=local_hardware_id(), software=local_software())
+        TrialRepository(session).start(
+            claim,
+            hardware_id=local_hardware_id(spec.target.ranks, spec.target.device),
+            software=local_software(),
+        )
     request = MeasureRequest(
         adapter=reference(spec.operator),
         provider=spec.provider,
@@ -283,7 +287,7 @@ def _store(database: Database, claim: Claim, spec: SweepSpec, answer: Answer) ->
             provider=spec.provider,
             shape=spec.shape,
             ranks=spec.target.ranks,
-            hardware_id=local_hardware_id(),
+            hardware_id=local_hardware_id(spec.target.ranks, spec.target.device),
             operator_version=adapter.version,
             commit=commit(),
         )

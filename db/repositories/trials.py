@@ -145,12 +145,12 @@ class TrialRepository:
         sweep_id: str | None = None,
         max_ranks: int | None = None,
         devices: Sequence[str] | None = None,
-        hardware_id: str | None = None,
+        hardware_ids: Sequence[str] = (),
     ) -> Claim | None:
         """Take the oldest queued trial that this worker can run, or None.
 
         One compare-and-set decides between workers. A sweep bound to a hardware_id is only handed to a
-        worker of that hardware; ``sweep_id`` given, the caller has already matched its target.
+        worker that names it; ``sweep_id`` given, the caller has already matched its target.
         """
         query = (
             select(Trial.id)
@@ -166,7 +166,7 @@ class TrialRepository:
         if sweep_id is not None:
             query = query.where(Trial.sweep_id == sweep_id)
         else:
-            query = query.where((Sweep.hardware_id.is_(None)) | (Sweep.hardware_id == hardware_id))
+            query = query.where((Sweep.hardware_id.is_(None)) | (Sweep.hardware_id.in_(list(hardware_ids))))
         if max_ranks is not None:
             query = query.where(Sweep.ranks <= max_ranks)
         if devices is not None:

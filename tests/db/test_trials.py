@@ -169,10 +169,10 @@ def test_a_sweep_bound_to_hardware_goes_to_that_hardware_only(database: Database
     make_sweep(database, 1, hardware_id="h200-x8-aaa", ranks=8)
     with database.session() as session:
         trials = TrialRepository(session)
-        assert trials.claim("w", hardware_id="h200-x8-bbb") is None
-        assert trials.claim("w", hardware_id="h200-x8-aaa", max_ranks=4) is None
-        assert trials.claim("w", hardware_id="h200-x8-aaa", devices=["cuda"]) is None
-        assert trials.claim("w", hardware_id="h200-x8-aaa", max_ranks=8, devices=["cpu"]) is not None
+        assert trials.claim("w", hardware_ids=["h200-x8-bbb"]) is None
+        assert trials.claim("w", hardware_ids=["h200-x8-aaa"], max_ranks=4) is None
+        assert trials.claim("w", hardware_ids=["h200-x8-aaa"], devices=["cuda"]) is None
+        assert trials.claim("w", hardware_ids=["h200-x8-aaa"], max_ranks=8, devices=["cpu"]) is not None
 
 
 def test_pause_resume_cancel_and_settle(database: Database) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from cost_model.errors import RuleError
@@ -15,15 +16,17 @@ SCALAR_BYTES = {"bfloat16": 2, "float32": 4, "float64": 8}
 TOLERANCE = {"bfloat16": 4e-2, "float32": 2e-4, "float64": 1e-9}
 
 
-def check_dtype(operator: str, dtype: str) -> str:
-    """``dtype`` when operators compute in it.
+def check_dtype(operator: str, dtype: str, allowed: tuple[str, ...] = tuple(SCALAR_BYTES)) -> str:
+    """``dtype`` when the operator computes in it.
 
     Raises:
-        RuleError: they do not.
+        RuleError: it does not.
     """
-    if dtype not in SCALAR_BYTES:
+    if dtype not in allowed:
         raise RuleError(
-            rule=f"{operator} computes in one of {list(SCALAR_BYTES)}", value=dtype, remedy="Choose one of them."
+            rule=f"{operator} computes in one of {list(allowed)}",
+            value=dtype,
+            remedy="Choose one of them.",
         )
     return dtype
 
@@ -36,7 +39,9 @@ def check_divides(what: str, whole: int, ranks: int) -> None:
     """
     if whole % ranks:
         raise RuleError(
-            rule=f"the ranks must divide {what}", value=f"{whole} over {ranks} ranks", remedy="Change one of them."
+            rule=f"the ranks must divide {what}",
+            value=f"{whole} over {ranks} ranks",
+            remedy="Change one of them.",
         )
 
 
@@ -72,7 +77,7 @@ def relative_error(found: Tensor, expected: Tensor) -> float:
 
 def worst(errors: list[float]) -> float:
     """The largest; NaN when any is."""
-    return next((e for e in errors if e != e), max(errors))
+    return next((e for e in errors if math.isnan(e)), max(errors))
 
 
 def drop_gradients(*leaves: Any) -> None:

@@ -82,12 +82,11 @@ class RingDtpAdapter:
     def build(self, shape: Shape, config: Config, ranks: Ranks, device: str, provider: str) -> Runnable:
         import torch
 
-        tokens, hidden, vocab = shape["tokens_per_rank"], shape["hidden"], shape["vocab"]
-        hidden_NH, weight_VH, targets_N = _inputs(tokens, hidden, vocab, shape["dtype"], ranks, device, provider)
+        held = hidden_NH, weight_VH, _ = _inputs(shape, ranks, device, provider)
         losses: list[Tensor] = []
 
         def forward() -> None:
-            losses.append(_loss(hidden_NH, weight_VH, targets_N, config, ranks, provider))
+            losses.append(_loss(held, config, ranks, provider))
 
         def backward() -> None:
             torch.autograd.backward(losses.pop())
@@ -96,27 +95,24 @@ class RingDtpAdapter:
             losses.clear()
             drop_gradients(hidden_NH, weight_VH)
 
-        held = (hidden_NH, weight_VH, targets_N)
         return Runnable({"forward": forward, "backward": backward}, held, reset)
 
     def reference_check(
         self, shape: Shape, config: Config, ranks: Ranks, device: str, provider: str
     ) -> tuple[float, float]:
-        import torch
         from torch.nn.functional import cross_entropy
 
-        dtype = shape["dtype"]
-        sizes = (_CHECK_TOKENS, _CHECK_HIDDEN, _CHECK_VOCAB)
-        hidden_NH, weight_VH, targets_N = _inputs(*sizes, dtype, ranks, device, provider)
+        problem = {**shape, "tokens_per_rank": _CHECK_TOKENS, "hidden": _CHECK_HIDDEN, "vocab": _CHECK_VOCAB}
+        held = hidden_NH, weight_VH, targets_N = _inputs(problem, ranks, device, provider)
         small = dict(config)
         if "strip_rows" in small:
             # keep the number of tiles a token block is cut into, not the rows of one
             small["strip_rows"] = max(1, _CHECK_TOKENS * int(small["strip_rows"]) // shape["tokens_per_rank"])
-        loss = _loss(hidden_NH, weight_VH, targets_N, small, ranks, provider)
+        loss = _loss(held, small, ranks, provider)
         loss.backward()
 
         x_NH = hidden_NH.detach().double().requires_grad_()
-        full_VH = _weight(_CHECK_VOCAB, _CHECK_HIDDEN, dtype, device).double().requires_grad_()
+        full_VH = _weight(problem, device).double().requires_grad_()
         # every rank's loss is its share of the group's mean; weight gradients are sums over the ranks
         total = cross_entropy(x_NH @ full_VH.T, targets_N, reduction="sum") / (_CHECK_TOKENS * ranks.size)
         total.backward()
@@ -132,25 +128,27 @@ class RingDtpAdapter:
             relative_error(hidden_NH.grad, x_NH.grad),
             relative_error(weight_VH.grad, weight_grad_VH[start:stop]),
         ]
-        del torch
-        return worst(errors), TOLERANCE[dtype]
+        return worst(errors), TOLERANCE[shape["dtype"]]
 
 
-def _inputs(
-    tokens: int, hidden: int, vocab: int, dtype: str, ranks: Ranks, device: str, provider: str
-) -> tuple[Tensor, Tensor, Tensor]:
+Inputs = tuple["Tensor", "Tensor", "Tensor"]
+
+
+def _inputs(shape: Shape, ranks: Ranks, device: str, provider: str) -> Inputs:
     import torch
 
-    hidden_NH = normal(tokens, hidden, seed=1 + ranks.rank, dtype=dtype, device=device).requires_grad_()
+    tokens, hidden, vocab = shape["tokens_per_rank"], shape["hidden"], shape["vocab"]
+    hidden_NH = normal(tokens, hidden, seed=1 + ranks.rank, dtype=shape["dtype"], device=device)
     start, stop = _interval(vocab, ranks, provider)
-    weight_VH = _weight(vocab, hidden, dtype, device)[start:stop].clone().requires_grad_()
+    weight_VH = _weight(shape, device)[start:stop].clone()
     generator = torch.Generator().manual_seed(1001 + ranks.rank)
     targets_N = torch.randint(0, vocab, (tokens,), generator=generator).to(device)
-    return hidden_NH, weight_VH, targets_N
+    return hidden_NH.requires_grad_(), weight_VH.requires_grad_(), targets_N
 
 
-def _weight(vocab: int, hidden: int, dtype: str, device: str) -> Tensor:
-    return normal(vocab, hidden, seed=0, dtype=dtype, device=device, scale=hidden**-0.5)
+def _weight(shape: Shape, device: str) -> Tensor:
+    vocab, hidden = shape["vocab"], shape["hidden"]
+    return normal(vocab, hidden, seed=0, dtype=shape["dtype"], device=device, scale=hidden**-0.5)
 
 
 def _interval(vocab: int, ranks: Ranks, provider: str) -> tuple[int, int]:
@@ -159,16 +157,12 @@ def _interval(vocab: int, ranks: Ranks, provider: str) -> tuple[int, int]:
     return (0, vocab) if provider == "materialised" else shard_interval(vocab, ranks.size, ranks.rank)
 
 
-def _loss(
-    hidden_NH: Tensor, weight_VH: Tensor, targets_N: Tensor, config: Config, ranks: Ranks, provider: str
-) -> Tensor:
+def _loss(inputs: Inputs, config: Config, ranks: Ranks, provider: str) -> Tensor:
     from operators.ring_dtp import ring_dtp
 
     del provider
     mode: Any = config["ring_mode"]
-    return ring_dtp(
-        hidden_NH, weight_VH, targets_N, ranks=ranks, mode=mode, strip_rows=int(config["strip_rows"])
-    )
+    return ring_dtp(*inputs, ranks=ranks, mode=mode, strip_rows=int(config["strip_rows"]))
 
 
 ADAPTER = RingDtpAdapter()
