@@ -22,6 +22,7 @@ from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from operators.adamw_math import Hyper, fused_adamw
 from operators.errors import RuleError
@@ -123,6 +124,12 @@ class NativeUpdate:
         step: int,
         scale: float,
     ) -> None:
+        if isinstance(master, FakeTensor):
+            raise RuleError(
+                rule="the compiled host pass needs real memory",
+                value="fake tensors",
+                remedy="Dry-run engine='stream' or 'device'; the host engine holds no device memory.",
+            )
         scalars = _Scalars(
             scale=scale,
             decay=1 - hyper.lr * hyper.weight_decay,

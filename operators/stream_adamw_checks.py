@@ -27,7 +27,7 @@ def local_shard(tensor: Tensor) -> Tensor:
 def fingerprint(param: Tensor) -> tuple[int, ...]:
     """Changes when anyone writes the weights in place or replaces them. Costs no sync."""
     local = local_shard(param)
-    return local.data_ptr(), local._version, param._version
+    return int(local.untyped_storage()._cdata), int(local.storage_offset()), local._version, param._version
 
 
 def flat_weight(weight: Tensor, index: int) -> Tensor:

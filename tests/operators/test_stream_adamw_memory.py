@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from operators.bounds.stream_adamw import stream_adamw_terms
-from operators.dry_run import PeakTracker
+from operators.dry_run import PeakTracker, dry_run
+from operators.errors import RuleError
 from operators.stream_adamw import OffloadStreamAdamW
 
 SMALL = 4096
@@ -54,6 +55,41 @@ def test_the_peak_is_the_bound(engine: Any, share: float) -> None:
     # The host's pass rebuilds masters with one segment's fp32 copy in host memory.
     rebuild = 0 if engine in {"stream", "device"} else 4 * optimizer.bucket_params
     assert tracked.peak_bytes <= bound + lent + 2 * gradients + rebuild + SMALL
+
+
+def fake_run(engine: Any, params: int) -> int:
+    """Peak of building and stepping under fake tensors, without weights, gradients and host memory."""
+
+    def build() -> list[torch.Tensor]:
+        weight = torch.nn.Parameter(torch.empty(params, dtype=torch.bfloat16))
+        weight.grad = torch.empty_like(weight)
+        return [weight, weight.grad, torch.empty(13 * params, dtype=torch.uint8)]
+
+    def step(weight: torch.Tensor, grad: torch.Tensor, memory: torch.Tensor) -> OffloadStreamAdamW:
+        optimizer = OffloadStreamAdamW(
+            [weight],
+            engine=engine,
+            bucket_params=640_000,
+            staging_slots=3,
+            max_grad_norm=1.0 if engine != "host" else None,
+            host_memory=None if engine == "device" else memory,
+        )
+        optimizer.step()
+        return optimizer
+
+    return dry_run(build, step).peak_bytes - (4 + 13) * params
+
+
+@pytest.mark.parametrize("engine", ["stream", "device"])
+def test_a_dry_run_at_full_size_gives_the_bound(engine: Any) -> None:
+    params = 1_600_000_000
+    terms = stream_adamw_terms(params=params, bucket_params=640_000, staging_slots=3, engine=engine)
+    assert fake_run(engine, params) == pytest.approx(sum(terms.values()), rel=1e-4)
+
+
+def test_a_dry_run_of_the_compiled_pass_is_refused() -> None:
+    with pytest.raises(RuleError, match="needs real memory"):
+        fake_run("host", 64_000_000)
 
 
 @pytest.mark.parametrize("engine", ["stream", "split", "host", "device"])
