@@ -12,6 +12,7 @@ import argparse
 import os
 import sys
 import tempfile
+from math import lcm
 from pathlib import Path
 
 import torch
@@ -179,10 +180,10 @@ def main(argv: list[str] | None = None) -> int:
     except RuleError as error:
         print(f"{error.rule}\n  got: {error.value!r}\n  remedy: {error.remedy}", file=sys.stderr)
         return 1
-    size = max(2, launch.sequence_degree, launch.expert_degree, launch.vocab_degree)
+    size = lcm(2, launch.sequence_degree, launch.expert_degree, launch.vocab_degree)
     with tempfile.TemporaryDirectory() as folder:
         arguments = (str(Path(folder) / "store"), size, options.launch, options.tokens)
-        spawn(_rank, arguments, nprocs=size)  # type: ignore[no-untyped-call]
+        spawn(_rank, arguments, nprocs=size)
     return 0
 
 
