@@ -79,20 +79,22 @@ class BoundarySlab:
     ) -> None:
         self.ranks = ranks
         self.device = torch.device(device)
+        if self.device.type == "cuda" and self.device.index is None:
+            self.device = torch.device("cuda", torch.cuda.current_device())
         # A bad value on one rank must not keep it out of the collective: it is refused by all.
-        least = agree_min(ranks, nbytes, device=device)
+        least = agree_min(ranks, nbytes, device=self.device)
         if least < 0:
             raise RuleError(
                 rule="a host budget is at least 0 bytes on every rank", value=least, remedy="Use 0 for none."
             )
         agreed = (least if same_on_all else nbytes) // PAGE_BYTES * PAGE_BYTES
-        together = wanted_on_this_host(ranks, agreed, device=device)
+        together = wanted_on_this_host(ranks, agreed, device=self.device)
         self._slab = all_or_none(
             ranks,
             lambda: _reserve(agreed, together),
             undo=PinnedSlab.close,
             what=f"reserving {agreed} bytes of host memory for checkpoint boundaries",
-            device=device,
+            device=self.device,
         )
         self.lane = CopyLane(self.device)
         self._free = FreeList(self._slab.nbytes)
