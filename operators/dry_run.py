@@ -96,6 +96,11 @@ def fake_tensors() -> Iterator[None]:
         yield
 
 
+def hollow(tensor: Tensor) -> Tensor:
+    """A new tensor of the same shape and dtype: inside :func:`fake_tensors`, the stand-in of a real one."""
+    return torch.empty(tensor.shape, dtype=tensor.dtype)
+
+
 def dry_run(build: Callable[[], Iterable[Any]], step: Callable[..., Any]) -> DryRun:
     """Run ``step(*build())`` under fake tensors and report its peak.
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import grouped_mm
 
 from operators.dispatch_plan import DispatchPlan
-from operators.kernels.route import accumulation_dtype
+from operators.kernels.route import accumulation_dtype, hollow
 from operators.kernels.swiglu import Gate
 from operators.ranks import Ranks
 
@@ -213,6 +213,8 @@ def _blocks(rows: slice) -> list[slice]:
 
 def _add_product(total_OX: Tensor, left_RO: Tensor, right_RX: Tensor) -> None:
     """``total += leftᵀ right``, summed in the dtype of ``total``."""
+    if hollow(left_RO):
+        return
     if left_RO.dtype == total_OX.dtype:
         total_OX.addmm_(left_RO.t(), right_RX)
     elif not left_RO.is_cuda:

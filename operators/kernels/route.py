@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 try:
     from operators.kernels import route_triton as _triton
@@ -23,6 +24,11 @@ _BLOCKS = 64
 def use_triton(x: Tensor) -> bool:
     """Whether the Triton path runs for ``x``."""
     return _triton is not None and x.is_cuda and x.dtype in (torch.bfloat16, torch.float16, torch.float32)
+
+
+def hollow(x: Tensor) -> bool:
+    """Whether ``x`` has no values (a dry run): a fused kernel then only allocates what it returns."""
+    return isinstance(x, FakeTensor)
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -43,7 +49,7 @@ def gather_rows(source_QH: Tensor, index_R: Tensor) -> Tensor:
         index_R: int32 or int64 row numbers.
     """
     out_RH = source_QH.new_empty(index_R.shape[0], source_QH.shape[1])
-    if out_RH.numel() == 0:
+    if out_RH.numel() == 0 or hollow(source_QH):
         return out_RH
     if use_triton(source_QH):
         _triton.gather(source_QH, index_R, out_RH)
@@ -62,7 +68,7 @@ def combine_rows(rows_QH: Tensor, positions_CK: Tensor, weights_CK: Tensor | Non
         out_CH: Written in place; its rows may be strided.
     """
     tokens, top_k = positions_CK.shape
-    if tokens == 0:
+    if tokens == 0 or hollow(rows_QH):
         return
     if use_triton(rows_QH):
         _triton.combine(rows_QH, positions_CK, weights_CK, out_CH)

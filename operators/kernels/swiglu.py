@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from operators.kernels.route import accumulation_dtype, row_blocks, use_triton
+from operators.kernels.route import accumulation_dtype, hollow, row_blocks, use_triton
 
 try:
     from operators.kernels import swiglu_triton as _triton
@@ -49,7 +49,7 @@ def gated(gate: Gate, values_RG: Tensor) -> Tensor:
     """The activation ``[R, I]``, new."""
     rows, double = values_RG.shape
     out_RI = values_RG.new_empty(rows, double // 2)
-    if rows == 0:
+    if rows == 0 or hollow(values_RG):
         return out_RI
     if use_triton(values_RG):
         _triton.forward(gate, values_RG, out_RI)
@@ -83,7 +83,7 @@ def gated_backward_(gate: Gate, values_RG: Tensor, upstream_RI: Tensor, weights_
     """
     rows = values_RG.shape[0]
     dots_R = weights_R.new_empty(rows)
-    if rows == 0:
+    if rows == 0 or hollow(values_RG):
         return dots_R
     if use_triton(values_RG):
         _triton.backward(gate, values_RG, upstream_RI, weights_R, dots_R)
