@@ -78,9 +78,7 @@ class BoundarySlab:
         same_on_all: bool = True,
     ) -> None:
         self.ranks = ranks
-        self.device = torch.device(device)
-        if self.device.type == "cuda" and self.device.index is None:
-            self.device = torch.device("cuda", torch.cuda.current_device())
+        self.device = torch.empty(0, device=device).device  # "cuda" with its index
         # A bad value on one rank must not keep it out of the collective: it is refused by all.
         least = agree_min(ranks, nbytes, device=self.device)
         if least < 0:
