@@ -67,7 +67,8 @@ def ring_dtp_terms(
     Returns:
         ``strips``: the tile, the epilogues' scratch, statistics and other numbers a token.
         ``movers``: what travels, beyond the tensors at home. ``accumulators``: fp32 sums beside the outputs.
-        ``inputs_outputs``: X, W shard, targets, loss, and in backward dX, dW. The peak is at most their sum.
+        ``inputs_outputs``: X, W shard, targets, loss, and dX, dW as far as they take more than the movers left.
+        The peak is at most the sum.
 
     Raises:
         RuleError: an unknown mode, pass or hop, or a size that is not positive.
@@ -92,26 +93,34 @@ def ring_dtp_terms(
     }[ring_mode] + 24 * exact
     strips += tokens * per_token + 4 * exact * vocab + _SMALL_ALLOCATIONS
 
-    accumulators = 0
+    own = (state + weights) * scalar_bytes
+    outputs, accumulators, movers = 0, 0, 0
     if gather:
-        movers = 0 if alone else max(vocab * hidden * scalar_bytes, weights * exact)
+        whole = vocab * hidden
+        # the reduction of the gradient starts when the gathered weights are gone
+        if not alone:
+            movers = max(whole * scalar_bytes, weights * (exact + scalar_bytes))
         if not alone or scalar_bytes < exact:
-            accumulators = vocab * hidden * exact
+            accumulators = whole * exact
+        outputs = state * scalar_bytes + (weights * scalar_bytes if alone else 0)
+        if backward:  # a replay beside the gradients that forward made
+            outputs += own
     else:
         mover = state if ring_mode == "activations" else weights
         if backward:
             slots = 3 if gradient_hop == "overlapped" else 2
             movers = 0 if alone else slots * mover * exact
-            accumulators = (state + weights) * exact if scalar_bytes < exact else 0
+            outputs = own
+            if scalar_bytes < exact:
+                accumulators = (state + weights) * exact
+                outputs = max(0, own - movers)  # rounded from the sums when the movers are gone
         else:
             movers = min(2, vocab_ranks - 1) * mover * scalar_bytes
-    own = (state + weights) * scalar_bytes
-    gradients = (2 if gather and backward else 1) * own if backward or gather else 0
     return {
         "strips": strips,
         "movers": movers,
         "accumulators": accumulators,
-        "inputs_outputs": own + gradients + tokens * (16 + exact),
+        "inputs_outputs": own + outputs + tokens * (16 + exact),
     }
 
 

@@ -109,7 +109,8 @@ def strip_gradient_(
 
 def _blocks(tile_nv: Tensor) -> list[slice]:
     step = max(1, _SCRATCH_ELEMENTS // tile_nv.shape[1])
-    return [slice(a, min(a + step, tile_nv.shape[0])) for a in range(0, tile_nv.shape[0], step)]
+    rows = tile_nv.shape[0] if has_data(tile_nv) else min(step, tile_nv.shape[0])  # one block shows the bytes
+    return [slice(a, min(a + step, rows)) for a in range(0, rows, step)]
 
 
 def _with_bias(block: Tensor, bias_v: Tensor | None, dtype: torch.dtype) -> Tensor:

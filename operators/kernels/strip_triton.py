@@ -2,6 +2,7 @@
 
 One program reads a row in blocks, each block once: a tile is read once for its statistics, and read and
 written once for its gradient. Offsets of rows are 64-bit: a tile may have more than 2³¹ elements.
+The shard's width is a constant of the statistics kernel: a head has one or two widths.
 """
 
 from __future__ import annotations
@@ -17,15 +18,23 @@ _WARPS = 8
 
 @triton.jit(do_not_specialize=["first_id"])  # type: ignore[untyped-decorator]
 def _statistics_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0917
-    tile, stride, bias, targets, first_id, out, columns, HAS_BIAS: tl.constexpr, BLOCK: tl.constexpr
+    tile,
+    stride,
+    bias,
+    targets,
+    first_id,
+    out,
+    COLUMNS: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     base = tile + row * stride
     top = tl.full((), -float("inf"), tl.float32)
     total = tl.full((), 0.0, tl.float32)
-    for start in range(0, columns, BLOCK):
+    for start in range(0, COLUMNS, BLOCK):
         at = start + tl.arange(0, BLOCK)
-        inside = at < columns
+        inside = at < COLUMNS
         y = tl.load(base + at, mask=inside, other=-float("inf")).to(tl.float32)
         if HAS_BIAS:
             y += tl.load(bias + at, mask=inside, other=0.0).to(tl.float32)
@@ -35,7 +44,7 @@ def _statistics_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0917
         total = total * tl.exp(top - reference) + tl.sum(tl.exp(y - reference), axis=0)
         top = higher
     local = tl.load(targets + row) - first_id
-    here = (local >= 0) & (local < columns)
+    here = (local >= 0) & (local < COLUMNS)
     picked = tl.load(base + local, mask=here, other=0.0).to(tl.float32)
     if HAS_BIAS:
         picked += tl.load(bias + local, mask=here, other=0.0).to(tl.float32)
@@ -88,7 +97,7 @@ def statistics(
             targets_n,
             first_id,
             out_n3,
-            columns,
+            COLUMNS=columns,
             HAS_BIAS=bias_v is not None,
             BLOCK=min(_BLOCK, triton.next_power_of_2(columns)),
             num_warps=_WARPS,
