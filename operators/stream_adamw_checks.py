@@ -94,6 +94,12 @@ def check_group(group: Mapping[str, Any]) -> None:
             value=True,
             remedy="Set amsgrad=False, or use torch.optim.AdamW.",
         )
+    if group.get("maximize"):  # a loaded state of torch's AdamW may bring it along
+        raise RuleError(
+            rule="maximize is not supported: a step goes down the gradient",
+            value=True,
+            remedy="Negate the loss.",
+        )
     replicas = group.get("replicas", 1)
     if not isinstance(replicas, int) or replicas < 1:
         raise RuleError(

@@ -37,6 +37,11 @@ class HeldLanes:
         self._queued = 0
         self._done: set[int] = set()
 
+    @property
+    def ran(self) -> int:
+        """Pieces of work that were run so far."""
+        return len(self._done)
+
     def mark(self) -> HeldMark:
         return HeldMark()
 

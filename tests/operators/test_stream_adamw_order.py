@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from operators.stream_adamw import OffloadStreamAdamW
 from tests.operators.lanes import HeldLanes, Slow
@@ -97,3 +98,36 @@ def test_a_delayed_lane_of_the_host_pass_changes_nothing(slow: Slow) -> None:
 def test_a_forgotten_dependency_would_be_seen(slow: Slow) -> None:
     live = [[True] * 4] * 3
     assert not same(train(lambda _: HeldLanes(slow, forget=True), 3, 2, live), reference(3, live))
+
+
+class NoValueRead(TorchDispatchMode):
+    """Refuse what makes the host read a tensor's value: on a device each is a sync."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert func.overloadpacket not in {
+            torch.ops.aten._local_scalar_dense,
+            torch.ops.aten.nonzero,
+            torch.ops.aten.equal,
+            torch.ops.aten.is_nonzero,
+        }
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_step_only_queues_and_reads_no_value() -> None:
+    lanes: list[HeldLanes] = []
+
+    def lanes_of(device: torch.device) -> HeldLanes:
+        lanes.append(HeldLanes("random"))
+        return lanes[-1]
+
+    params = [torch.nn.Parameter(torch.randn(s).bfloat16()) for s in SHAPES]
+    optimizer = OffloadStreamAdamW(params, bucket_params=BUCKET, max_grad_norm=1.0, make_lanes=lanes_of)
+    for _ in range(3):
+        for p in params:
+            p.grad = torch.randn(p.shape).bfloat16()
+        with NoValueRead():  # type: ignore[no-untyped-call]
+            optimizer.step()
+    assert [one.ran for one in lanes] == [0, 0]
+    with NoValueRead():  # type: ignore[no-untyped-call]
+        optimizer.drain()
+    assert lanes[0].ran > 3 * 3 * (sum(p.numel() for p in params) // BUCKET)

@@ -44,6 +44,7 @@ def test_wrong_arguments(arguments: dict[str, Any], rule: str) -> None:
         ([torch.nn.Parameter(torch.randn(4, device="meta"))], "one real device"),
         ([{"params": [torch.nn.Parameter(torch.randn(4))], "replicas": 0}], "replicas counts"),
         ([{"params": [torch.nn.Parameter(torch.randn(4))], "amsgrad": True}], "amsgrad is not supported"),
+        ([{"params": [torch.nn.Parameter(torch.randn(4))], "maximize": True}], "maximize is not supported"),
     ],
 )
 def test_wrong_parameters(params: list[Any], rule: str) -> None:
