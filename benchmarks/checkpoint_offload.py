@@ -17,6 +17,8 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -273,6 +275,34 @@ def _commit() -> str:
     return done.stdout.strip() or "unknown"
 
 
+@contextmanager
+def _deterministic() -> Iterator[None]:
+    """Kernels whose bits repeat: else two runs without any session would differ already."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    # that mode would also fill every allocation with NaN, which is work that no real step does
+    settings = torch.utils.deterministic
+    filled = settings.fill_uninitialized_memory  # type: ignore[attr-defined]
+    settings.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
+        settings.fill_uninitialized_memory = filled  # type: ignore[attr-defined]
+
+
+def _all_budgets(bench: Bench, seconds: float) -> list[Run]:
+    """Without a session, every share, and without once more: a clock that drifts would show."""
+    start = time.perf_counter()
+    runs = [bench.run(None)]
+    if (time.perf_counter() - start) * (len(_SHARES) + 2) > seconds:
+        bench.repeats = 1
+    for share in _SHARES:
+        runs.append(bench.run(share))
+        print(f"  {runs[-1].budget_name}: {runs[-1].report}", file=sys.stderr, flush=True)
+    return [*runs, bench.run(None)]
+
+
 def main(argv: list[str] | None = None) -> int:
     """Exit 1 if a result differs in a bit, or more than two blocks' boundaries were restored at once."""
     parser = argparse.ArgumentParser(
@@ -295,21 +325,11 @@ def main(argv: list[str] | None = None) -> int:
     shape = Shape(**sizes, dtype=torch.float32 if device.type == "cpu" else torch.bfloat16, device=device)
     if shape.tokens % shape.sequence:
         parser.error(f"--tokens {shape.tokens} is no multiple of --sequence {shape.sequence}")
-    torch.use_deterministic_algorithms(True)
-    # deterministic mode would fill every allocation with NaN, which is work that no real step does
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-
-    raced = race_check(device)
-    print(f"late copies, freed memory overwritten: {'same bits' if raced else 'BITS DIFFER'}", flush=True)
-    bench = Bench(shape, options.repeats)
-    start = time.perf_counter()
-    runs = [bench.run(None)]
-    if (time.perf_counter() - start) * (len(_SHARES) + 2) > options.seconds:
-        bench.repeats = 1
-    for share in _SHARES:
-        runs.append(bench.run(share))
-        print(f"  {runs[-1].budget_name}: {runs[-1].report}", file=sys.stderr, flush=True)
-    runs.append(bench.run(None))
+    with _deterministic():
+        raced = race_check(device)
+        print(f"late copies, freed memory overwritten: {'same bits' if raced else 'BITS DIFFER'}", flush=True)
+        bench = Bench(shape, options.repeats)
+        runs = _all_budgets(bench, options.seconds)
     if options.out is not None:
         new = not options.out.exists()
         with options.out.open("a", newline="") as file:
