@@ -14,7 +14,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import Receive, Scope, Send
 
 from api.middleware import BodyLimit, RequestMetrics, SecurityHeaders
-from api.problems import install_problems
+from api.problems import LastResort, install_problems
 from api.routes import catalog, health, plans, sweeps, trials
 from api.services.store import open_database
 from api.settings import Settings
@@ -79,6 +79,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     pages.install(app)
     app.add_api_route("/v1/openapi.json", lambda: openapi(app), methods=["GET"], include_in_schema=False)
     app.mount("/static", StaticFiles(directory=STATIC), name="static")
+    app.add_middleware(LastResort)
     app.add_middleware(BodyLimit, max_bytes=chosen.max_body_bytes)
     app.add_middleware(SecurityHeaders)
     app.add_middleware(_Counted, metrics=RequestMetrics(app.state.registry))

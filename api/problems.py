@@ -12,6 +12,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 from sqlalchemy.exc import InterfaceError, OperationalError
 from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.errors import broken_rule, is_database_fault, plain
 
@@ -86,7 +87,6 @@ def install_problems(app: FastAPI) -> None:
     app.add_exception_handler(ValueError, _rule)
     app.add_exception_handler(OperationalError, _database)
     app.add_exception_handler(InterfaceError, _database)
-    app.add_exception_handler(Exception, _unexpected)
 
 
 def _rule(request: Request, error: Exception) -> JSONResponse:
@@ -157,6 +157,29 @@ def _database(request: Request, error: Exception) -> JSONResponse:
         value=type(error).__name__,
         remedy="Check that it runs, then `flatpeak db check` and `flatpeak db migrate`.",
     )
+
+
+class LastResort:
+    """Answers what no handler foresaw: a 500 problem, and the traceback in the log."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI."""
+        started = False
+
+        async def watched(message: Message) -> None:
+            nonlocal started
+            started = started or message["type"] == "http.response.start"
+            await send(message)
+
+        try:
+            await self.app(scope, receive, watched)
+        except Exception as error:
+            if scope["type"] != "http" or started:
+                raise
+            await _unexpected(Request(scope), error)(scope, receive, send)
 
 
 def _unexpected(request: Request, error: Exception) -> JSONResponse:

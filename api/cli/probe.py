@@ -49,7 +49,8 @@ def probe(
             err.print(f"  {what}", markup=False)
 
     store = open_database(database) if save else None
-    cluster = probe_machine(ranks=ranks, device=device, progress=tell)
+    measured = probe_machine(ranks=ranks, device=device, progress=tell)
+    cluster = measured.cluster
     mapping = cluster_to_mapping(cluster)
     if output is not None:
         write_whole(output, _text(output, mapping))

@@ -31,7 +31,7 @@ class SweepRequest(Body):
                 {
                     "operator": "ring_dtp",
                     "target": {"ranks": 4, "device": "cpu"},
-                    "shape": {"tokens": 1024, "hidden": 128, "vocab": 4096, "dtype": "float32"},
+                    "shape": {"tokens_per_rank": 1024, "hidden": 128, "vocab": 4096, "dtype": "float32"},
                     "space": {"ring_mode": ["activations", "weights"], "strip_rows": [256, 1024]},
                     "strategy": "grid",
                     "repeats": 3,

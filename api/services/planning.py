@@ -129,10 +129,7 @@ def list_plans(session: Session, *, cursor: str | None, limit: int) -> Page[Plan
 
 def export_plan(plan: dict[str, Any]) -> dict[str, Any]:
     """The ``launch.json`` of a plan."""
-    exported: dict[str, Any] = export_launch(
-        {key: value for key, value in plan.items() if key not in ("id", "created_at")}
-    )
-    return exported
+    return export_launch(plan)
 
 
 def _summary(row: Plan) -> PlanSummary:

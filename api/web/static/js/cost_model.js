@@ -18,7 +18,7 @@ function drawParity(points) {
   const ends = rows.flatMap((row) => [row.measured_s, row.predicted_s]).filter((value) => value > 0);
   const low = Math.min(...ends) * 1e3 / 1.3;
   const high = Math.max(...ends) * 1e3 * 1.3;
-  const groups = [...new Set(rows.map((row) => `${row.operator}:${row.pass}`))];
+  const groups = [...new Set(rows.map((row) => `${row.operator}, ${row.pass}`))];
   const log = { type: "log", min: low, max: high };
   const short = (value) => Number(value.toPrecision(2)).toString();
   draw(target, (colour) => ({
@@ -30,7 +30,7 @@ function drawParity(points) {
       { name: "right", type: "line", silent: true, symbol: "none", data: [[low, low], [high, high]], lineStyle: { color: colour.strong, width: 1.2, type: "dashed" } },
       ...groups.map((group, index) => ({
         name: words(group), type: "scatter", symbolSize: 8, itemStyle: { color: colour.series[index % 12], opacity: 0.7 },
-        data: rows.filter((row) => `${row.operator}:${row.pass}` === group).map((row) => ({ value: [row.measured_s * 1e3, row.predicted_s * 1e3], row })),
+        data: rows.filter((row) => `${row.operator}, ${row.pass}` === group).map((row) => ({ value: [row.measured_s * 1e3, row.predicted_s * 1e3], row })),
       })),
     ],
   }));

@@ -157,13 +157,12 @@ function follow() {
       await load();
       window.htmx.trigger("#trials", "flatpeak:refresh");
       window.htmx.trigger("#summary", "flatpeak:refresh");
-      if (["succeeded", "failed", "cancelled"].includes(data.sweep?.state)) { source.close(); live.hidden = true; }
     }, 700);
   };
   source.onopen = () => { live.dataset.state = "open"; live.textContent = "Live"; };
   source.onerror = () => { live.dataset.state = "lost"; live.textContent = "Reconnecting"; };
   source.onmessage = soon;
-  source.addEventListener("change", soon);
+  source.addEventListener("end", () => { source.close(); live.hidden = true; soon(); });
   window.addEventListener("pagehide", () => source.close());
 }
 

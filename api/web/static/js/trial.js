@@ -19,12 +19,14 @@ function drawTerms(trial) {
   if (!terms.length && trial.peak_bytes === null) { empty(target, "This trial has neither a bound nor a measured peak."); return; }
   const limit = trial.memory_limit_bytes;
   const { unit, size } = byteAxis(Math.max(trial.bound_bytes || 0, trial.peak_bytes || 0, reserved, limit || 0));
+  // A limit far beyond the bars is named in the cards; near them it is drawn.
+  const near = limit && limit >= (trial.bound_bytes || 0) && limit < 3 * (trial.bound_bytes || limit);
   const bars = ["measured peak", ...(reserved ? ["reserved"] : []), "Eq. 6 bound"];
   draw(target, (colour) => ({
     aria: { enabled: true }, legend: legend(colour, { data: terms.map(([name]) => words(name)) }),
     grid: { left: 110, right: 30, top: 44, bottom: 46 },
     tooltip: tooltip(colour, { formatter: ({ seriesName, data, name }) => (data?.bytes ? `${seriesName === "measured" ? name : seriesName}\n${bytesText(data.bytes)}` : "") }),
-    xAxis: axis(`bytes per rank (${unit})`, colour, { type: "value", min: 0 }),
+    xAxis: axis(`bytes per rank (${unit})`, colour, { type: "value", min: 0, ...(near ? { max: (limit * 1.04) / size } : {}) }),
     yAxis: axis("", colour, { type: "category", data: bars, splitLine: { show: false } }),
     series: [
       ...terms.map(([name, bytes], index) => ({

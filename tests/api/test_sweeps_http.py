@@ -1,0 +1,178 @@
+"""/v1/sweeps and /v1/trials over a real server."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from api.errors import BadRequest
+from api.schemas.common import decode_cursor, encode_cursor
+from tests.api.conftest import Serve, Served
+from tests.api.seed import REPEATS, seed_sweep, spec, work
+
+
+def test_a_sweep_is_queued_not_run(served: Served) -> None:
+    answer = served.client.post("/v1/sweeps", json=spec())
+    assert answer.status_code == 202
+    sweep = answer.json()
+    assert answer.headers["location"] == f"/v1/sweeps/{sweep['id']}"
+    again = served.client.get(answer.headers["location"]).json()
+    assert again["state"] == "queued"
+    assert again["trials"]["queued"] > 0
+    assert again["operator"] == "ring_dtp"
+
+
+def test_the_same_key_and_body_give_the_same_sweep(served: Served) -> None:
+    headers = {"Idempotency-Key": "one"}
+    first = served.client.post("/v1/sweeps", json=spec(), headers=headers).json()["id"]
+    assert served.client.post("/v1/sweeps", json=spec(), headers=headers).json()["id"] == first
+    assert served.client.post("/v1/sweeps", json=spec()).json()["id"] != first
+    other = served.client.post("/v1/sweeps", json=spec(repeats=5), headers=headers)
+    assert other.status_code == 422
+    assert other.json()["value"] == "one"
+    assert len(served.client.get("/v1/sweeps").json()["items"]) == 2
+
+
+def test_a_refused_sweep_leaves_nothing(served: Served) -> None:
+    answer = served.client.post("/v1/sweeps", json=spec(space={"no_such_knob": [1]}))
+    assert answer.status_code == 422
+    assert served.client.get("/v1/sweeps").json()["items"] == []
+
+
+def pages(served: Served, path: str) -> list[dict[str, Any]]:
+    items: list[dict[str, Any]] = []
+    cursor = ""
+    while True:
+        joint = "&" if "?" in path else "?"
+        page = served.client.get(f"{path}{joint}cursor={cursor}" if cursor else path).json()
+        items += page["items"]
+        if page["next_cursor"] is None:
+            return items
+        cursor = page["next_cursor"]
+
+
+def test_cursors_visit_every_row_once(served: Served) -> None:
+    made = [seed_sweep(served.database, finish=False, name=f"s{i}").sweep_id for i in range(5)]
+    assert [item["id"] for item in pages(served, "/v1/sweeps?limit=2")] == made[::-1]
+    numbers = [item["number"] for item in pages(served, f"/v1/sweeps/{made[0]}/trials?limit=3")]
+    assert numbers == list(range(8))
+
+
+def test_trials_filter_by_state_and_knob(served: Served) -> None:
+    sweep_id = seed_sweep(served.database).sweep_id
+    address = f"/v1/sweeps/{sweep_id}/trials"
+    both = pages(served, f"{address}?state=infeasible&state=failed&limit=1")
+    assert [trial["number"] for trial in both] == [3, 6, 7]
+    weights = pages(served, f"{address}?knob.ring_mode=weights&knob.strip_rows=512")
+    assert [trial["config"] for trial in weights] == [{"ring_mode": "weights", "strip_rows": 512}]
+    assert pages(served, f"{address}?knob.nothing=1") == []
+
+
+def test_a_trial_holds_its_bound_attempts_and_samples(served: Served) -> None:
+    seeded = seed_sweep(served.database)
+    trial = served.client.get(f"/v1/trials/{seeded.trial_ids[0]}").json()
+    assert sum(trial["bound_terms"].values()) == trial["bound_bytes"]
+    assert len(trial["samples"]) == 2 * 4 * REPEATS
+    assert trial["attempts"][0]["log_tail"] == "repeat 3 of 3"
+    assert trial["memory_limit_bytes"] == spec()["memory_limit_bytes"]
+
+
+def test_csv_and_json_hold_the_same_samples(served: Served) -> None:
+    sweep_id = seed_sweep(served.database).sweep_id
+    rows = list(csv.DictReader(io.StringIO(served.client.get(f"/v1/sweeps/{sweep_id}/samples.csv").text)))
+    items = pages(served, f"/v1/sweeps/{sweep_id}/samples?limit=50")
+    assert [(row["trial_id"], row["pass"], float(row["seconds"])) for row in rows] == [
+        (item["trial_id"], item["pass"], item["seconds"]) for item in items
+    ]
+    trials = list(csv.DictReader(io.StringIO(served.client.get(f"/v1/sweeps/{sweep_id}/trials.csv").text)))
+    assert [trial["state"] for trial in trials].count("succeeded") == 5
+
+
+def test_cancelling_twice_is_a_conflict(served: Served) -> None:
+    sweep_id = seed_sweep(served.database, finish=False).sweep_id
+    cancelled = served.client.post(f"/v1/sweeps/{sweep_id}/cancel")
+    assert cancelled.status_code == 200
+    assert cancelled.json()["state"] == "cancelled"
+    assert served.client.post(f"/v1/sweeps/{sweep_id}/cancel").status_code == 409
+
+
+def frames(text: str) -> list[dict[str, str]]:
+    """Server-sent events of a finished stream."""
+    found = []
+    for block in text.split("\n\n"):
+        fields = dict(line.split(": ", 1) for line in block.splitlines() if ": " in line)
+        if "id" in fields:
+            found.append(fields)
+    return found
+
+
+def test_events_come_in_order_and_continue_behind_the_last_seen(served: Served) -> None:
+    sweep_id = seed_sweep(served.database).sweep_id
+    address = f"/v1/sweeps/{sweep_id}/events"
+    everything = frames(served.client.get(address).text)
+    ids = [int(frame["id"]) for frame in everything]
+    assert ids[:-1] == sorted(set(ids[:-1]))
+    assert everything[-1]["event"] == "end"
+    kinds = [json.loads(frame["data"])["kind"] for frame in everything[:-1]]
+    assert kinds[0] == "sweep.queued"
+    assert kinds[-1] == "sweep.succeeded"
+    middle = ids[len(ids) // 2]
+    rest = frames(served.client.get(address, headers={"Last-Event-ID": str(middle)}).text)
+    assert rest[:-1] == [frame for frame in everything[:-1] if int(frame["id"]) > middle]
+    assert served.client.get(address, headers={"Last-Event-ID": "x"}).status_code == 400
+
+
+def test_a_stream_shows_what_happens_while_it_is_open(served: Served) -> None:
+    sweep_id = seed_sweep(served.database, finish=False).sweep_id
+    kinds = []
+    with served.client.stream("GET", f"/v1/sweeps/{sweep_id}/events") as stream:
+        started = False
+        for line in stream.iter_lines():
+            if line.startswith("event: end"):
+                break
+            if line.startswith("data: {\"kind\""):
+                kinds.append(json.loads(line[6:])["kind"])
+            if "sweep.queued" in line and not started:
+                started = True
+                work(served.database, sweep_id)
+    assert kinds.count("trial.succeeded") == 5
+    assert kinds[-1] == "sweep.succeeded"
+
+
+def test_streams_are_limited(serve: Serve) -> None:
+    with serve(max_streams=1) as served:
+        sweep_id = seed_sweep(served.database, finish=False).sweep_id
+        address = f"/v1/sweeps/{sweep_id}/events"
+        with served.client.stream("GET", address) as first:
+            lines = first.iter_lines()  # kept: a dropped iterator closes the stream
+            next(lines)
+            assert served.client.get(address).status_code == 503
+            served.client.post(f"/v1/sweeps/{sweep_id}/cancel")
+
+
+@given(st.from_regex(r"[a-z]{2,4}_[0-9a-z]{1,26}", fullmatch=True) | st.integers(0, 10**15).map(str))
+def test_a_cursor_comes_back_as_it_went(key: str) -> None:
+    assert decode_cursor(encode_cursor(key)) == key
+
+
+@given(st.text(min_size=1, max_size=60))
+def test_any_text_is_a_cursor_or_refused(text: str) -> None:
+    try:
+        key = decode_cursor(text)
+    except BadRequest:
+        return
+    assert key is not None
+    assert key.isascii()
+
+
+def test_an_empty_cursor_starts_at_the_beginning() -> None:
+    assert decode_cursor(None) is None
+    assert decode_cursor("") is None
+    with pytest.raises(BadRequest):
+        decode_cursor("=")
