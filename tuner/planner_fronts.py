@@ -247,7 +247,7 @@ def optimizer_front(
     slots = [int(fixed["staging_slots"])] if "staging_slots" in fixed else list(SLOTS)
     shares = [float(fixed["host_share"])] if "host_share" in fixed else list(HOST_SHARES)
     if grid.lean:
-        engines = tuple(e for e in engines if e in ("device", "stream")) or engines
+        engines = tuple(e for e in engines if e != "split") or engines
         buckets, slots, shares = buckets[:1], slots[:1], shares[:1]
     points = (measured or _no_measurements()).optimizer(shape)
     middle = 10_000_000 if 10_000_000 in buckets else buckets[-1]

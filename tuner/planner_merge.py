@@ -10,8 +10,6 @@ import numpy as np
 from cost_model.memory_types import FITS_HBM_SHARE, HOST_RAM_SHARE, VerdictName
 from tuner.planner_fronts import Floats, Front
 
-Tables = tuple[Floats, Floats, Floats]
-"""(seconds, F, host bytes) over [dispatch, head, optimizer, boundaries]."""
 _TIE = 1e-9
 """Seconds that count as equal: below what any of this resolves, above rounding noise."""
 
@@ -89,66 +87,115 @@ class Choice:
         return (place, round(self.seconds / _TIE), self.host_bytes, self.footprint_bytes, self.order)
 
 
-def _axis(values: Floats, axis: int) -> Floats:
-    shape = [1, 1, 1, 1]
-    shape[axis] = len(values)
-    return values.reshape(shape)
+@dataclass(frozen=True, slots=True)
+class _Peaks:
+    """Largest phases, by which knobs move them. No phase is moved by dispatch and head both, so the constraints of
+    the two are independent once the optimizer's (O) and the boundaries' (N) options are chosen.
+    """
+
+    shared_on: Floats
+    dispatch_aon: Floats
+    head_hon: Floats
+    locked_on: Floats
+
+    @staticmethod
+    def of(case: LayoutCase) -> _Peaks:
+        dispatch, head = case.dispatch, case.head
+        optimizer, boundaries = case.optimizer, case.boundaries
+        both = (len(optimizer), len(boundaries))
+        shared: Floats = np.zeros(both)
+        by_dispatch: Floats = np.zeros((len(dispatch), *both))
+        by_head: Floats = np.zeros((len(head), *both))
+        for phase, start in enumerate(case.origin[0]):
+            if start <= 0:
+                continue
+            a, h = dispatch.phases[:, phase], head.phases[:, phase]
+            live = start + optimizer.phases[:, phase, None] + boundaries.phases[None, :, phase]
+            moved_a, moved_h = bool(np.any(a != a[0])), bool(np.any(h != h[0]))
+            if moved_a and moved_h:
+                raise ArithmeticError(
+                    "one phase holds live sets of dispatch and head: their fronts do not separate"
+                )
+            if moved_a:
+                np.maximum(by_dispatch, live + h[0] + a[:, None, None], out=by_dispatch)
+            elif moved_h:
+                np.maximum(by_head, live + a[0] + h[:, None, None], out=by_head)
+            else:
+                np.maximum(shared, live + a[0] + h[0], out=shared)
+        locked = case.origin[1] + optimizer.host[:, None] + boundaries.host[None, :]
+        return _Peaks(shared, by_dispatch, by_head, locked)
+
+    def at(self, d: int, h: int, o: int, n: int) -> float:
+        """The phase peak of one launch."""
+        return float(max(self.shared_on[o, n], self.dispatch_aon[d, o, n], self.head_hon[h, o, n]))
 
 
-def footprints(case: LayoutCase, budgets: Budgets) -> tuple[Floats, Floats]:
-    """(F, host bytes) over [dispatch, head, optimizer, boundaries]."""
-    fronts = (case.dispatch, case.head, case.optimizer, case.boundaries)
-    peak: Floats = np.zeros(tuple(len(f) for f in fronts))
-    for phase, start in enumerate(case.origin[0]):
-        if start <= 0:
-            continue
-        live: Floats = np.full((1, 1, 1, 1), start)
-        for axis, front in enumerate(fronts):
-            column = front.phases[:, phase]
-            # A phase that an operator leaves alone keeps a length of 1 along its axis.
-            live = live + (_axis(column, axis) if np.any(column != column[0]) else column[0])
-        np.maximum(peak, live, out=peak)
-    footprint = budgets.footprint(peak)
-    locked: Floats = np.full((1, 1, 1, 1), case.origin[1])
-    for axis, front in enumerate(fronts):
-        locked = locked + _axis(front.host, axis)
-    return footprint, budgets.host(locked, footprint)
-
-
-def best_choices(case: LayoutCase, budgets: Budgets) -> list[Choice]:
+def best_choice(case: LayoutCase, budgets: Budgets) -> Choice:
     """The best launch of this layout: of those that fit; else of those at risk; else the one nearest to fitting."""
-    footprint, host = footprints(case, budgets)
-    host = np.broadcast_to(host, footprint.shape)
-    seconds = (
-        case.block_s[:, None, None, None]
-        + case.exposed_s[:, None, None, :]
-        + _axis(case.head_s, 1)
-        + _axis(case.optimizer_s, 2)
-        + case.fixed_s
+    peaks = _Peaks.of(case)
+    for verdict, hbm, ram in (
+        ("fits", FITS_HBM_SHARE * budgets.hbm_bytes, HOST_RAM_SHARE * budgets.ram_bytes),
+        ("at_risk", budgets.hbm_bytes, budgets.ram_bytes),
+    ):
+        place = _fastest(case, peaks, budgets, hbm, ram)
+        if place is not None:
+            return _choice(case, verdict, place, peaks=peaks, budgets=budgets)  # type: ignore[arg-type]
+    return _choice(case, "does_not_fit", _nearest(peaks, budgets), peaks=peaks, budgets=budgets)
+
+
+Place = tuple[int, int, int, int]
+
+
+def _fastest(case: LayoutCase, peaks: _Peaks, budgets: Budgets, hbm: float, ram: float) -> Place | None:
+    def allowed(peak: Floats) -> Any:
+        footprint = budgets.footprint(peak)
+        return (footprint <= hbm) & (budgets.host(peaks.locked_on, footprint) <= ram)
+
+    by_dispatch = np.where(
+        allowed(peaks.dispatch_aon), (case.block_s[:, None] + case.exposed_s)[:, None, :], np.inf
     )
-    tables = (seconds, footprint, host)
-    fits = (footprint <= FITS_HBM_SHARE * budgets.hbm_bytes) & (host <= HOST_RAM_SHARE * budgets.ram_bytes)
-    if fits.any():
-        return [_pick(case, "fits", tables, fits)]
-    risk = (footprint <= budgets.hbm_bytes) & (host <= budgets.ram_bytes)
-    if risk.any():
-        return [_pick(case, "at_risk", tables, risk)]
-    over = np.maximum(footprint / budgets.hbm_bytes, host / budgets.ram_bytes)
-    index = np.unravel_index(int(np.argmin(over)), over.shape)
-    return [_choice(case, "does_not_fit", index, tables)]
+    by_head = np.where(allowed(peaks.head_hon), case.head_s[:, None, None], np.inf)
+    total = by_dispatch.min(axis=0) + by_head.min(axis=0) + case.optimizer_s[:, None] + case.fixed_s
+    total = np.where(allowed(peaks.shared_on), total, np.inf)
+    best = float(total.min())
+    if not np.isfinite(best):
+        return None
+    candidates: list[tuple[float, float, Place]] = []
+    for o, n in np.argwhere(total <= best + _TIE):
+        d = _frugal(by_dispatch[:, o, n], peaks.dispatch_aon[:, o, n])
+        h = _frugal(by_head[:, o, n], peaks.head_hon[:, o, n])
+        place = (d, h, int(o), int(n))
+        footprint = budgets.footprint(np.asarray(peaks.at(*place)))
+        host = budgets.host(np.asarray(peaks.locked_on[o, n]), footprint)
+        candidates.append((float(host), float(footprint), place))
+    return min(candidates)[2]
 
 
-def _pick(case: LayoutCase, verdict: VerdictName, tables: Tables, allowed: Any) -> Choice:
-    seconds, footprint, host = tables
-    best = float(seconds[allowed].min())
-    tied = np.argwhere(allowed & (seconds <= best + _TIE))
-    keys = [(float(host[tuple(i)]), float(footprint[tuple(i)]), tuple(int(part) for part in i)) for i in tied]
-    index = min(keys)[2]
-    return _choice(case, verdict, index, tables)
+def _frugal(seconds: Floats, nbytes: Floats) -> int:
+    """Of the options as fast as the fastest, the one with the fewest bytes; the first of these."""
+    tied = np.flatnonzero(seconds <= seconds.min() + _TIE)
+    return int(tied[np.argmin(nbytes[tied])])
 
 
-def _choice(case: LayoutCase, verdict: VerdictName, index: Any, tables: Tables) -> Choice:
-    d, h, o, n = (int(part) for part in index)
+def _nearest(peaks: _Peaks, budgets: Budgets) -> Place:
+    def over(peak: Floats) -> Floats:
+        footprint = budgets.footprint(peak)
+        host = budgets.host(peaks.locked_on, footprint)
+        return np.maximum(footprint / budgets.hbm_bytes, host / budgets.ram_bytes)
+
+    by_dispatch, by_head = over(peaks.dispatch_aon), over(peaks.head_hon)
+    worst = np.maximum(np.maximum(by_dispatch.min(axis=0), by_head.min(axis=0)), over(peaks.shared_on))
+    o, n = np.unravel_index(int(np.argmin(worst)), worst.shape)
+    return int(np.argmin(by_dispatch[:, o, n])), int(np.argmin(by_head[:, o, n])), int(o), int(n)
+
+
+def _choice(
+    case: LayoutCase, verdict: VerdictName, place: Place, *, peaks: _Peaks, budgets: Budgets
+) -> Choice:
+    d, h, o, n = place
+    footprint = budgets.footprint(np.asarray(peaks.at(d, h, o, n)))
+    host = budgets.host(np.asarray(peaks.locked_on[o, n]), footprint)
+    seconds = case.block_s[d] + case.exposed_s[d, n] + case.head_s[h] + case.optimizer_s[o] + case.fixed_s
     knobs = {
         **case.base,
         **case.dispatch.knobs[d],
@@ -156,8 +203,4 @@ def _choice(case: LayoutCase, verdict: VerdictName, index: Any, tables: Tables) 
         **case.optimizer.knobs[o],
         **case.boundaries.knobs[n],
     }
-    place = (d, h, o, n)
-    seconds, footprint, host = tables
-    return Choice(
-        verdict, float(seconds[place]), float(footprint[place]), float(host[place]), case.order, knobs
-    )
+    return Choice(verdict, float(seconds), float(footprint), float(host), case.order, knobs)

@@ -29,7 +29,7 @@ from tuner.planner_fronts import (
     segment_of,
 )
 from tuner.planner_layouts import Batch, batches, expert_degrees, vocab_degrees
-from tuner.planner_merge import Budgets, Choice, LayoutCase, best_choices
+from tuner.planner_merge import Budgets, Choice, LayoutCase, best_choice
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +234,7 @@ def search(problem: Problem, cost: CostModel, keep: int) -> list[Choice]:
         fitting = [choice for choice in found if choice.verdict == "fits"]
         if len(fitting) >= keep and case.fastest_s > fitting[keep - 1].seconds:
             break
-        found = sorted([*found, *best_choices(case, problem.budgets)], key=lambda choice: choice.rank)[
+        found = sorted([*found, best_choice(case, problem.budgets)], key=lambda choice: choice.rank)[
             : keep + 1
         ]
     return found[:keep]
@@ -244,13 +244,7 @@ def anything_fits(problem: Problem) -> Choice | None:
     """Some launch that fits, or None: memory alone, over a coarse grid that a plan's own grid contains."""
     lean = replace(problem, measured=None)
     for case in _cases(lean, Grid(lean=True), None):
-        choice = best_choices(case, problem.budgets)[0]
+        choice = best_choice(case, problem.budgets)
         if choice.verdict == "fits":
             return choice
     return None
-
-
-def nearest(problem: Problem) -> Choice | None:
-    """The launch nearest to fitting on the coarse grid."""
-    choices = [best_choices(case, problem.budgets)[0] for case in _cases(problem, Grid(lean=True), None)]
-    return min(choices, key=lambda choice: choice.rank) if choices else None
