@@ -20,6 +20,8 @@ from cost_model.model_spec import ModelSpec
 from cost_model.rates import RateView
 from cost_model.workload import Workload
 
+SWITCH = 1.3
+"""lambda: above this imbalance the least-loaded plan runs, and strided chunks stay within it."""
 _GRADIENT_BYTES = 4
 """Replicated gradients are summed in fp32."""
 
@@ -71,8 +73,8 @@ class StepShape:
             top_k=m.top_k,
             expert_ranks=self.expert_degree,
             scalar_bytes=w.activation_bytes,
-            imbalance=1.0 if alone else w.imbalance,
-            send_ratio=1.0 if alone else (self.send_ratio or w.imbalance),
+            imbalance=1.0 if alone else min(w.imbalance, SWITCH),
+            send_ratio=1.0 if alone else (self.send_ratio or min(w.imbalance, SWITCH)),
             migrated_experts=0 if alone else w.migrated_experts,
             matrices=m.mlp_matrices,
         )
