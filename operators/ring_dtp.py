@@ -41,6 +41,9 @@ from operators.ring_dtp_table import exchange_table
 from operators.ring_dtp_tiles import Strip, accumulator_dtype
 from operators.ring_dtp_travel import GradientHop
 
+OPERATOR_VERSION = 1
+"""Raised by hand when the schedule or the kernels change."""
+
 RingMode = Literal["auto", "activations", "weights", "gather"]
 Reduction = Literal["none", "mean", "sum"]
 _MODES = ("auto", "activations", "weights", "gather")
@@ -298,4 +301,4 @@ def _check_options(
             )
 
 
-__all__ = ["GradientHop", "Reduction", "RingMode", "resolve_ring_mode", "ring_dtp"]
+__all__ = ["OPERATOR_VERSION", "GradientHop", "Reduction", "RingMode", "resolve_ring_mode", "ring_dtp"]
