@@ -23,7 +23,7 @@ _COMMAND_S = 10.0
 
 
 @cache
-def _hardware(ranks: int, device: str) -> dict[str, Any]:
+def _hardware(device: str) -> dict[str, Any]:
     cuda = device == "cuda"
     found: dict[str, Any] = {
         "device": device,
@@ -35,9 +35,9 @@ def _hardware(ranks: int, device: str) -> dict[str, Any]:
         return found | {
             "gpu_name": found["cpu_name"],
             "compute_capability": platform.machine(),
-            "sm_count": max(1, found["cores"] // ranks),
-            "hbm_bytes": found["ram_bytes"] // ranks,
-            "gpus_per_node": ranks,
+            "sm_count": found["cores"],
+            "hbm_bytes": found["ram_bytes"],
+            "gpus_per_node": 1,
             "link_graph": "loopback",
         }
     card = torch.cuda.get_device_properties(0)
@@ -51,23 +51,21 @@ def _hardware(ranks: int, device: str) -> dict[str, Any]:
     }
 
 
-def local_hardware(ranks: int = 1, device: str | None = None) -> dict[str, Any]:
+def local_hardware(device: str | None = None) -> dict[str, Any]:
     """This machine: device, gpu_name, compute_capability, sm_count, hbm_bytes, gpus_per_node, link_graph,
     cpu_name, cores, ram_bytes.
 
     Args:
-        ranks: on the CPU, the processes that share it; each one's share of cores and memory stands where a
-            card would, so two ranks of a machine are other hardware than four. Without meaning on CUDA.
-        device: ``cpu`` or ``cuda``; by default ``cuda`` where there is one.
+        device: ``cpu`` or ``cuda``; by default ``cuda`` where there is one. On the CPU, processor and memory
+            stand where a card would; its ranks are processes, as many as one likes.
     """
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    return dict(_hardware(1 if device == "cuda" else ranks, device))
+    return dict(_hardware(device or ("cuda" if torch.cuda.is_available() else "cpu")))
 
 
 @cache
-def local_hardware_id(ranks: int = 1, device: str | None = None) -> str:
+def local_hardware_id(device: str | None = None) -> str:
     """``ClusterSpec.hardware_id`` of :func:`local_hardware`."""
-    return bare_cluster(local_hardware(ranks, device)).hardware_id
+    return bare_cluster(local_hardware(device)).hardware_id
 
 
 def bare_cluster(hardware: dict[str, Any]) -> ClusterSpec:

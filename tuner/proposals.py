@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
 import optuna
+import torch
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 from optuna.samplers import BaseSampler, GPSampler, TPESampler
 from optuna.trial import FrozenTrial, create_trial
@@ -54,6 +56,13 @@ def propose(
         return _first_new(space.grid(), taken)
     if strategy == "random":
         return _first_new(space.shuffled(seed), taken)
+    with _one_thread():
+        return _ask(strategy, space, known, taken, seed=seed, limit_bytes=limit_bytes)
+
+
+def _ask(
+    strategy: str, space: Space, known: Sequence[Known], taken: set[str], *, seed: int, limit_bytes: int
+) -> Config | None:
     study = optuna.create_study(sampler=_sampler(strategy, seed + len(known)), direction="minimize")
     for one in known:
         study.add_trial(_told(space, one, known, limit_bytes))
@@ -67,6 +76,17 @@ def propose(
             return config
         study.tell(trial, state=StudyState.FAIL)
     return _first_new(space.shuffled(seed), taken)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """A sampler's matrices are tiny, and ranks want the cores: more threads would only wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _first_new(points: Iterable[Config], taken: set[str]) -> Config | None:

@@ -337,7 +337,7 @@ def run_sweep(
 
     with database.reading() as session:
         sweep = SweepRepository(session).get(sweep_id)
-    here = local_hardware_id(sweep.ranks, sweep.device)
+    here = local_hardware_id(sweep.device)
     if sweep.hardware_id not in (None, here):
         raise RuleError(
             rule="a sweep bound to one kind of hardware runs only there",

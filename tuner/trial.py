@@ -62,7 +62,7 @@ def memory_limit_bytes(spec: SweepSpec) -> int:
     if spec.memory_limit_bytes is not None:
         return spec.memory_limit_bytes
     if spec.target.device == "cuda":
-        return int(local_hardware(device="cuda")["hbm_bytes"])
+        return int(local_hardware("cuda")["hbm_bytes"])
     return cpu_share_bytes(spec.target.ranks)
 
 
@@ -132,7 +132,7 @@ def _launch(
     with database.session() as session:
         TrialRepository(session).start(
             claim,
-            hardware_id=local_hardware_id(spec.target.ranks, spec.target.device),
+            hardware_id=local_hardware_id(spec.target.device),
             software=local_software(),
         )
     request = MeasureRequest(
@@ -287,7 +287,7 @@ def _store(database: Database, claim: Claim, spec: SweepSpec, answer: Answer) ->
             provider=spec.provider,
             shape=spec.shape,
             ranks=spec.target.ranks,
-            hardware_id=local_hardware_id(spec.target.ranks, spec.target.device),
+            hardware_id=local_hardware_id(spec.target.device),
             operator_version=adapter.version,
             commit=commit(),
         )

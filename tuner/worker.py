@@ -112,7 +112,7 @@ class Worker:
         for sweep in active:
             if self._sweep_id is not None and sweep.id != self._sweep_id:
                 continue
-            if sweep.hardware_id not in (None, local_hardware_id(sweep.ranks, sweep.device)):
+            if sweep.hardware_id not in (None, local_hardware_id(sweep.device)):
                 continue
             more = extend(self._database, sweep.id)
             with self._database.session() as session:
@@ -139,7 +139,7 @@ class Worker:
                     sweep_id=self._sweep_id,
                     max_ranks=ranks,
                     devices=[device],
-                    hardware_ids=sorted({local_hardware_id(r, device) for r in range(1, ranks + 1)}),
+                    hardware_ids=[local_hardware_id(device)],
                 )
             if claim is not None:
                 return claim

@@ -78,9 +78,10 @@ class CheckpointOffloadAdapter:
             scalar_bytes=scalar,
         )
         weights = 2 * scalar * shape["boundaries"] * 3 * hidden * inner
-        # one block recomputed with its gradients: six tensors as wide as the block inside, five as outside
+        # one block recomputed with its gradients: eight tensors as wide as the block inside, five as outside
         block = scalar * tokens * (8 * inner + 5 * hidden) + scalar * 3 * hidden * inner
-        return terms | {"weights_grads": weights, "block": block}
+        ends = 3 * scalar * tokens * hidden  # the input, its gradient, and the gradient that comes in
+        return terms | {"weights_grads": weights, "block": block, "inputs_outputs": ends}
 
     def build(self, shape: Shape, config: Config, ranks: Ranks, device: str, provider: str) -> Runnable:
         del provider
@@ -150,7 +151,7 @@ class _Stack:
     def forward(self) -> Tensor:
         from torch.utils.checkpoint import checkpoint
 
-        x_NH = self.input_NH
+        x_NH = self.input_NH + 0  # the first boundary is made, as an embedding makes it; a leaf would stay
         for block in range(0, len(self.weights), 2):
             x_NH = checkpoint(_block, x_NH, *self.weights[block : block + 2], use_reentrant=False)
         return x_NH
