@@ -283,7 +283,6 @@ class HostPass:
         for k, bucket in enumerate(live):
             slot = k % self._slots
             self._lanes.host_wait(self._arrived[slot])
-            self._lanes.host_wait(self._sent[slot])
             factor = 1.0 if work.scale is None else float(self._scale[0])
             for segment in bucket.segments:
                 self._update_segment(segment, self._state.block(bucket), slot, work, factor)
@@ -327,7 +326,8 @@ class HostPass:
                 if item.adopt != "keep":
                     _copy(self._staged(slot, 1, segment, item.weight.dtype), item.weight[span])
 
-        # `sent` too: weights on their way up from this slot must be gone before others come down into it.
+        # `sent` too: weights on their way up from this slot must be gone before others come down or are written
+        # into it, so what has arrived tells the host that the whole slot is its own.
         self._lanes.submit("out", down, after=[self._ready, self._sent[slot]], done=self._arrived[slot])
 
     def _send(self, slot: int, bucket: Bucket, work: StepWork) -> None:

@@ -22,7 +22,7 @@ BUCKET = 128
 def train(
     make_lanes: Any, steps: int, slots: int, live: list[list[bool]], engine: Any = "stream"
 ) -> tuple[list[Tensor], dict[str, Any]]:
-    """Steps queued back to back: gradients are written on the compute lane, as a backward pass would."""
+    """Steps queued back to back: the compute lane writes gradients and reads weights, as a model would."""
     torch.manual_seed(0)
     params = [torch.nn.Parameter(torch.randn(s).bfloat16()) for s in SHAPES]
     lanes: list[Any] = []
@@ -43,14 +43,18 @@ def train(
     )
     owner = lanes[1] if engine == "host" else lanes[0]
     held = [torch.zeros(s).bfloat16() for s in SHAPES]
+    seen: list[Tensor] = []
     for step in range(steps):
         for param, grad, lives in zip(params, held, live[step], strict=True):
             value = torch.randn(grad.shape).bfloat16()
             owner.submit("compute", partial(grad.copy_, value))
             param.grad = grad if lives else None
         optimizer.step()
+        for param in params:  # what the next forward pass would see
+            seen.append(torch.zeros(param.shape, dtype=param.dtype))
+            owner.submit("compute", partial(seen[-1].copy_, param.detach()))
     state = optimizer.state_dict()
-    return [p.detach() for p in params], state
+    return seen, state
 
 
 def same(ours: tuple[list[Tensor], Any], reference: tuple[list[Tensor], Any]) -> bool:
@@ -71,7 +75,7 @@ def reference(steps: int, live: list[list[bool]]) -> tuple[list[Tensor], dict[st
 def test_a_delayed_lane_changes_nothing(slow: Slow, slots: int) -> None:
     live = [[True] * 4] * 3
     ours = train(lambda _: HeldLanes(slow), 3, slots, live)
-    assert len(ours[0]) == 4
+    assert len(ours[0]) == 12
     assert same(ours, reference(3, live))
 
 
