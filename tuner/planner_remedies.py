@@ -38,6 +38,8 @@ def longest_context(problem: Problem) -> dict[str, Any] | None:
     def at(context: int) -> Problem:
         return replace(free, workload=workload_for(free, context))
 
+    if not _fits(at(unit)):
+        return None
     high = problem.workload.context_tokens
     low = high // 2 // unit * unit
     while low >= unit and not _fits(at(low)):

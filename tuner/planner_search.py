@@ -156,11 +156,17 @@ def _fronts(problem: Problem, batch: Batch, memory: Memory, grid: Grid, cost: Co
 def _cases(problem: Problem, grid: Grid, cost: CostModel | None) -> Iterator[LayoutCase]:
     memory = memory_of(problem.model, problem.cluster, problem.workload, problem.mode)
     by_tokens: dict[int, _Fronts] = {}
-    # Large groups first: they need the least memory, which is what a search for anything that fits wants to see.
-    for batch in sorted(
+    found = sorted(
         batches(problem.model, problem.cluster, problem.workload, problem.fixed),
         key=lambda b: (b.tokens, -b.sequence_degree),
-    ):
+    )
+    if grid.lean:
+        # More sequences at a time only take more memory, and large groups need the least.
+        fewest: dict[int, Batch] = {}
+        for batch in found:
+            fewest.setdefault(batch.sequence_degree, batch)
+        found = list(fewest.values())
+    for batch in found:
         if batch.tokens not in by_tokens:
             by_tokens[batch.tokens] = _fronts(problem, batch, memory, grid, cost)
         fronts = by_tokens[batch.tokens]
