@@ -83,6 +83,8 @@ class PinnedSlab:
         # The tensor, and every view of it, keeps the mapping alive; nothing ever closes it explicitly.
         self._buffer = torch.frombuffer(memory, dtype=torch.uint8)
         if self._pinned:
+            # Registering touches pages on one thread; torch's threads do it first and faster.
+            self._buffer.zero_()
             address = self._buffer.data_ptr()
             _register(address, self.nbytes)
             self._finalizer = weakref.finalize(self, _unregister, address, memory)
