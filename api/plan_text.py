@@ -25,7 +25,7 @@ def _option_text(value: Any, key: str = "") -> str:
         )
     if isinstance(value, list):
         return "; ".join(_option_text(item) for item in value)
-    if key.endswith("_bytes"):
+    if "_bytes" in key and isinstance(value, (int, float)):
         return bytes_text(value)
     return count_text(value) if isinstance(value, int) and not isinstance(value, bool) else str(value)
 

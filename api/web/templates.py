@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,10 @@ def _finished(counts: dict[str, int]) -> int:
     return sum(counts.get(state, 0) for state in FINISHED)
 
 
+def _json(value: object) -> str:
+    return json.dumps(value, indent=2)
+
+
 def _environment() -> Environment:
     built = Environment(
         loader=FileSystemLoader(Path(__file__).parent / "templates"),
@@ -37,7 +42,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     built.filters.update(
-        bytes=bytes_text, seconds=seconds_text, count=count_text, words=_words, when=_when, finished=_finished
+        bytes=bytes_text, seconds=seconds_text, count=count_text, words=_words, when=_when, finished=_finished, json=_json
     )
     return built
 

@@ -29,14 +29,14 @@ function drawMemory(plan) {
     bars.flatMap(([bar, live]) => names.filter((name) => live[name] > 0).map((name) => ({ bar, term: words(name), bytes: live[name], provenance: bar === "closed form (sum)" ? provenance(plan, `/memory/terms/${name}`) : "" }))).reverse());
   const { unit, size } = byteAxis(Math.max(memory.hbm_bytes, ...bars.map(([, live]) => sum(live))));
   draw(target, (colour) => ({
-    aria: { enabled: true }, legend: legend(colour), grid: { left: 142, right: 34, top: 44, bottom: 46 },
+    aria: { enabled: true }, legend: legend(colour), grid: { left: 142, right: 44, top: 58, bottom: 46 },
     tooltip: tooltip(colour, { formatter: ({ data, seriesName, name }) => (data?.bytes ? `${name}\n${seriesName}: ${bytesText(data.bytes)}\nwhole bar: ${bytesText(data.whole)}` : "") }),
     xAxis: axis(`bytes of one GPU (${unit})`, colour, { type: "value", min: 0 }),
     yAxis: axis("", colour, { type: "category", data: bars.map(([name]) => name), splitLine: { show: false }, axisLabel: { color: colour.text, fontSize: 12 } }),
     series: names.map((name, index) => ({
       name: words(name), type: "bar", stack: "all", barMaxWidth: 26, itemStyle: { color: colour.series[index % 12] },
       data: bars.map(([, live]) => ({ value: (live[name] || 0) / size, bytes: live[name] || 0, whole: sum(live) })),
-      markLine: index === 0 ? { silent: true, symbol: "none", lineStyle: { color: colour.bad, type: "dashed", width: 1.5 }, label: { formatter: `HBM ${bytesText(memory.hbm_bytes)}`, color: colour.bad, position: "insideEndTop" }, data: [{ xAxis: memory.hbm_bytes / size }] } : undefined,
+      markLine: index === 0 ? { silent: true, symbol: "none", lineStyle: { color: colour.bad, type: "dashed", width: 1.5 }, label: { formatter: `HBM ${bytesText(memory.hbm_bytes)}`, color: colour.bad, position: "end", rotate: 0 }, data: [{ xAxis: memory.hbm_bytes / size }] } : undefined,
     })),
   }));
 }
@@ -55,12 +55,14 @@ function drawStep(plan) {
   if (!rows.length) { empty(target, "The plan has no step time."); return; }
   const { unit, size } = secondAxis(Math.max(...rows.map((row) => row.high ?? row.seconds)));
   draw(target, (colour) => ({
-    aria: { enabled: true }, grid: { left: 150, right: 60, top: 12, bottom: 46 },
+    aria: { enabled: true }, grid: { left: 150, right: 72, top: 12, bottom: 46 },
     tooltip: tooltip(colour, { formatter: ({ data }) => (data?.row ? `${data.row.term}\n${secondsText(data.row.seconds)}${data.row.low !== null ? ` (${secondsText(data.row.low)} to ${secondsText(data.row.high)})` : ""}\n${data.row.provenance}` : "") }),
     xAxis: axis(`seconds of a step (${unit})`, colour, { type: "value", min: 0 }),
     yAxis: axis("", colour, { type: "category", data: rows.map((row) => row.term), splitLine: { show: false }, axisLabel: { color: colour.text, fontSize: 12 } }),
     series: [
-      { type: "bar", barMaxWidth: 20, itemStyle: { color: colour.series[0] }, data: rows.map((row) => ({ value: row.seconds / size, row })), label: { show: true, position: "right", color: colour.muted, fontSize: 11, formatter: ({ data }) => secondsText(data.row.seconds) } },
+      { type: "bar", barMaxWidth: 20, itemStyle: { color: colour.series[0] }, data: rows.map((row) => ({ value: row.seconds / size, row })), },
+      // The label stands behind the interval, and so that the interval stays inside the axes.
+      { type: "scatter", symbolSize: 0, silent: true, data: rows.map((row, index) => ({ value: [(row.high ?? row.seconds) / size, index], row })), label: { show: true, position: "right", color: colour.muted, fontSize: 11, formatter: ({ data }) => secondsText(data.row.seconds) } },
       ...(rows.some((row) => row.low !== null) ? [{
         type: "line", symbol: "none", silent: true, lineStyle: { opacity: 0 }, data: [],
         markLine: { silent: true, symbol: "none", lineStyle: { color: colour.muted, width: 1.2, type: "solid" }, label: { show: false }, data: rows.map((row, index) => [{ coord: [row.low / size, index] }, { coord: [row.high / size, index] }]) },

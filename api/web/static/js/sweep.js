@@ -50,7 +50,7 @@ function drawPareto(trials) {
   const point = (trial) => ({ value: [trial.peak_bytes / bytes.size, trial.latency_s / seconds.size], trial });
   const ceiling = done.length ? Math.max(...done.map((trial) => trial.latency_s)) / seconds.size : 1;
   draw(target, (colour) => ({
-    aria: { enabled: true }, legend: legend(colour), grid: { left: 58, right: 24, top: 44, bottom: 48 },
+    aria: { enabled: true }, legend: legend(colour), grid: { left: 58, right: 40, top: 58, bottom: 48 },
     tooltip: tooltip(colour, {
       formatter: ({ data: { trial } = {} }) => trial
         ? `Trial ${trial.number} · ${trial.state}\n${Object.entries(trial.config).map(([name, value]) => `${words(name)}: ${value}`).join("\n")}\nlatency ${secondsText(trial.latency_s)}\npeak ${bytesText(trial.peak_bytes)}\nbound ${bytesText(trial.bound_bytes)}${trial.reason ? `\n${String(trial.reason).slice(0, 90)}` : ""}` : "",
@@ -59,7 +59,7 @@ function drawPareto(trials) {
     yAxis: axis(`latency (${seconds.unit})`, colour, { type: "value", nameGap: 40, min: 0 }),
     series: [
       { name: "on the front", type: "scatter", symbolSize: 11, data: done.filter((trial) => onFront.has(trial.id)).map(point), itemStyle: { color: colour.series[0], borderColor: colour.panel, borderWidth: 1 }, z: 4,
-        markLine: limit ? { silent: true, symbol: "none", lineStyle: { color: colour.bad, type: "dashed", width: 1.5 }, label: { formatter: `limit ${bytesText(limit)}`, color: colour.bad, position: "insideEndTop" }, data: [{ xAxis: limit / bytes.size }] } : undefined },
+        markLine: limit ? { silent: true, symbol: "none", lineStyle: { color: colour.bad, type: "dashed", width: 1.5 }, label: { formatter: `limit ${bytesText(limit)}`, color: colour.bad, position: "end", rotate: 0 }, data: [{ xAxis: limit / bytes.size }] } : undefined },
       { name: "measured", type: "scatter", symbolSize: 8, data: done.filter((trial) => !onFront.has(trial.id)).map(point), itemStyle: { color: colour.series[8], opacity: 0.75 } },
       { name: "infeasible (at its bound)", type: "scatter", symbol: "path://M1 3 3 1 6 4 9 1 11 3 8 6 11 9 9 11 6 8 3 11 1 9 4 6z", symbolSize: 10, data: over.map((trial) => ({ value: [(trial.bound_bytes ?? trial.peak_bytes) / bytes.size, ceiling * 1.06], trial })), itemStyle: { color: colour.bad } },
       { name: "Pareto front", type: "line", step: "end", showSymbol: false, silent: true, data: best.map((trial) => [trial.peak_bytes / bytes.size, trial.latency_s / seconds.size]), lineStyle: { color: colour.series[0], width: 1.5, opacity: 0.6 }, itemStyle: { color: colour.series[0] } },

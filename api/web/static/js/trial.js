@@ -24,7 +24,7 @@ function drawTerms(trial) {
   const bars = ["measured peak", ...(reserved ? ["reserved"] : []), "Eq. 6 bound"];
   draw(target, (colour) => ({
     aria: { enabled: true }, legend: legend(colour, { data: terms.map(([name]) => words(name)) }),
-    grid: { left: 110, right: 30, top: 44, bottom: 46 },
+    grid: { left: 110, right: 44, top: 58, bottom: 46 },
     tooltip: tooltip(colour, { formatter: ({ seriesName, data, name }) => (data?.bytes ? `${seriesName === "measured" ? name : seriesName}\n${bytesText(data.bytes)}` : "") }),
     xAxis: axis(`bytes per rank (${unit})`, colour, { type: "value", min: 0, ...(near ? { max: (limit * 1.04) / size } : {}) }),
     yAxis: axis("", colour, { type: "category", data: bars, splitLine: { show: false } }),
@@ -39,7 +39,7 @@ function drawTerms(trial) {
           const bytes = bar === "measured peak" ? trial.peak_bytes : bar === "reserved" ? reserved : 0;
           return bytes ? { value: bytes / size, bytes } : 0;
         }),
-        markLine: limit ? { silent: true, symbol: "none", lineStyle: { color: colour.bad, type: "dashed", width: 1.5 }, label: { formatter: `limit ${bytesText(limit)}`, color: colour.bad, position: "insideEndTop" }, data: [{ xAxis: limit / size }] } : undefined,
+        markLine: limit ? { silent: true, symbol: "none", lineStyle: { color: colour.bad, type: "dashed", width: 1.5 }, label: { formatter: `limit ${bytesText(limit)}`, color: colour.bad, position: "end", rotate: 0 }, data: [{ xAxis: limit / size }] } : undefined,
       },
     ],
   }));
