@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from operators.checkpoint_offload_slots import BoundarySlab, FreeList
 from operators.errors import RuleError
 from operators.pinned_slab import PAGE_BYTES, page_rounded
+from operators.ranks import Ranks
+from tests.gang import gang
 
 _PAGES = 16
 
@@ -65,3 +67,25 @@ def test_a_closed_slab_gives_nothing() -> None:
     slab.close()
     assert slab.take(owner, 1) is None
     assert slab.locked_bytes == 0
+
+
+def _rebalanced(ranks: Ranks) -> list[int | str]:
+    with BoundarySlab(6 * PAGE_BYTES, ranks=ranks) as slab:
+        owners = [_Owner(), _Owner()]
+        for owner, pages in zip(owners, (2 + ranks.rank, 1), strict=True):
+            slab.claim(owner, PAGE_BYTES)
+            slab.wish(owner, pages * PAGE_BYTES)
+        shares = slab.rebalance()
+        found: list[int | str] = [shares[owner] // PAGE_BYTES for owner in owners]
+        if ranks.rank == 0:
+            slab.take(owners[0], 1)
+        try:
+            slab.rebalance()
+        except RuleError as error:  # one rank still holds a boundary: refused on all
+            found.append(error.rule)
+        return found
+
+
+def test_ranks_rebalance_to_the_same_shares_or_not_at_all() -> None:
+    rule = "a slab is rebalanced between steps, when no boundary is on the host"
+    assert gang(2).run(_rebalanced) == [[3, 1, rule]] * 2
