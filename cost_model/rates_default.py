@@ -107,7 +107,7 @@ def default_cost_model(cluster: ClusterSpec) -> CostModel:
         "copy_overlap": _rate(
             0.05 if on_cpu else 0.9, 0.5 if on_cpu else 0.11, "analytic", "share", "of a copy behind compute"
         ),
-        "block_matrices": _rate(2.0, 2.0, "analytic", "passes", "H*H matmuls of a swept checkpoint block"),
+        "block_matrices": _rate(3.0, 0.5, "analytic", "passes", "H*I matmuls of a swept checkpoint block"),
         "split_overlap": _rate(0.47, 0.4, known, "share", "hidden share of the shorter optimizer engine"),
         "host_copy_alpha_s": _rate(45e-6, 0.3, known, "s", "fixed cost of one host copy"),
         "adam_device_params_per_s": _rate(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from cost_model.bounds.checkpoint_offload import offloaded_count
 from cost_model.errors import RuleError
 from cost_model.latency import GroupLinks, dense_seconds
 from cost_model.latency_dispatch import DispatchShape, dispatch_seconds
@@ -124,8 +125,8 @@ def _boundaries(rates: RateView, values: Mapping[str, Any], backward: bool) -> f
     tokens, hidden, count = int(values["tokens_per_rank"]), int(values["hidden"]), int(values["boundaries"])
     nbytes = tokens * hidden * int(values["scalar_bytes"])
     budget = int(values.get("host_budget_bytes") or 0)
-    offloaded = max(0, min(count - 1, budget // max(1, nbytes)))
-    matmuls = rates["block_matrices"] * 2.0 * tokens * hidden * hidden
+    offloaded = offloaded_count(boundary_bytes=nbytes, boundaries=count, host_budget_bytes=budget)
+    matmuls = rates["block_matrices"] * 2.0 * tokens * hidden * int(values.get("intermediate", hidden))
     block = rates["segment_s"] + float(dense_seconds(rates, matmuls))
     if backward:
         block *= 3.0

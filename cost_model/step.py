@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from cost_model.bounds.checkpoint_offload import offloaded_count
 from cost_model.cluster_spec import ClusterSpec
 from cost_model.coverage import Coverage, coverage
 from cost_model.launch import LaunchConfig
@@ -73,8 +74,12 @@ def shape_of(
 
 
 def offloaded_boundaries(shape: StepShape, host_budget_bytes: int) -> int:
-    """Whole boundaries within the host budget, the last one excepted (it stays)."""
-    return max(0, min(shape.model.boundaries - 1, host_budget_bytes // max(1, shape.boundary_bytes)))
+    """|S|: boundaries that the budget holds in whole pages, the last one never."""
+    return offloaded_count(
+        boundary_bytes=shape.boundary_bytes,
+        boundaries=shape.model.boundaries,
+        host_budget_bytes=host_budget_bytes,
+    )
 
 
 def term_formulas(shape: StepShape, launch: LaunchConfig) -> dict[str, Callable[[RateView], float]]:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from cost_model.bounds.checkpoint_offload import locked_bytes
 from cost_model.cluster_spec import ClusterSpec
 from cost_model.launch import LaunchConfig
 from cost_model.memory import host_terms, live_sets
@@ -301,7 +302,7 @@ def boundary_front(
 ) -> Front:
     """SCO over the number of boundaries on the host, 0 up to all but the last; seconds follow from the blocks."""
     count = shape.model.boundaries
-    budgets = [n * shape.boundary_bytes for n in range(count)]
+    budgets = [locked_bytes(boundary_bytes=shape.boundary_bytes, offloaded=n) for n in range(count)]
     if "host_budget_bytes" in fixed:
         budgets = [int(fixed["host_budget_bytes"])]
     knobs: list[Knobs] = [{"host_budget_bytes": budget} for budget in budgets]

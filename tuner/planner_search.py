@@ -13,6 +13,7 @@ from cost_model.launch import LaunchConfig
 from cost_model.memory_types import Mode
 from cost_model.model_spec import ModelSpec
 from cost_model.rates import CostModel
+from cost_model.step import offloaded_boundaries
 from cost_model.step_shape import StepShape
 from cost_model.workload import Workload
 from tuner.measured import MeasuredFronts
@@ -197,9 +198,8 @@ def _layouts(
         block = np.asarray(
             steps * (moe.count * (moe.forward_s + moe.backward_s) + shape.zero_exposed_s(rates, moe))
         )
-        budgets = np.array([k["host_budget_bytes"] for k in fronts.boundaries.knobs], dtype=np.float64)
-        counts = np.minimum(
-            np.floor_divide(budgets, max(1, shape.boundary_bytes)), shape.model.boundaries - 1
+        counts = np.array(
+            [float(offloaded_boundaries(shape, k["host_budget_bytes"])) for k in fronts.boundaries.knobs]
         )
         one = np.asarray(shape.boundaries_exposed_s(rates, moe, 1.0))
         exposed = steps * one[:, None] * counts[None, :]

@@ -244,3 +244,8 @@ def test_estimate_names_its_weakest_source_and_grows_with_its_inputs() -> None:
     vague = model.estimate(lambda r: 1e12 / r["dense_flops"] + r["plan_sync_s"])
     assert vague.provenance == "analytic"
     assert vague.low < vague.value < vague.high
+
+
+def test_a_machine_is_the_same_however_many_cpu_ranks_it_is_cut_into() -> None:
+    assert cpu_cluster(2).hardware_id == cpu_cluster(8).hardware_id
+    assert replace(gpu_cluster(), gpus_per_node=4).hardware_id != gpu_cluster().hardware_id

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from cost_model.bounds.checkpoint_offload import locked_bytes
 from cost_model.cluster_spec import ClusterSpec, Figure
 from cost_model.launch import LaunchConfig
 from cost_model.memory import Mode, footprint_bytes, host_terms, live_sets, verdict
@@ -86,7 +87,7 @@ def every_launch(problem: Problem) -> list[LaunchConfig]:
                     dispatch_schedule=schedule,  # type: ignore[arg-type]
                     strip_rows=height,
                     ring_mode=mode,  # type: ignore[arg-type]
-                    host_budget_bytes=n * boundary,
+                    host_budget_bytes=locked_bytes(boundary_bytes=boundary, offloaded=n),
                     optimizer_engine=engine,  # type: ignore[arg-type]
                     host_share=share,
                     bucket_params=PINS["bucket_params"],
