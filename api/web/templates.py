@@ -42,7 +42,13 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     built.filters.update(
-        bytes=bytes_text, seconds=seconds_text, count=count_text, words=_words, when=_when, finished=_finished, json=_json
+        bytes=bytes_text,
+        seconds=seconds_text,
+        count=count_text,
+        words=_words,
+        when=_when,
+        finished=_finished,
+        json=_json,
     )
     return built
 

@@ -69,9 +69,17 @@ def seed_sweep(database: Database, *, finish: bool = True, name: str = "Ring-DTP
 
 
 def _new(number: int, mode: str, rows: int) -> NewTrial:
-    terms = {"strips": rows * 8192 * 4, "movers": (12 if mode == "weights" else 4) * MIB, "accumulators": 6 * MIB}
+    terms = {
+        "strips": rows * 8192 * 4,
+        "movers": (12 if mode == "weights" else 4) * MIB,
+        "accumulators": 6 * MIB,
+    }
     bound = sum(terms.values())
-    over = f"its bound of {bound} bytes a rank exceeds the limit of {LIMIT} bytes (Eq. 6)" if bound > LIMIT else None
+    over = (
+        f"its bound of {bound} bytes a rank exceeds the limit of {LIMIT} bytes (Eq. 6)"
+        if bound > LIMIT
+        else None
+    )
     return NewTrial({"ring_mode": mode, "strip_rows": rows}, f"c{number}", "grid", bound, terms, over)
 
 
@@ -90,7 +98,11 @@ def work(database: Database, sweep_id: str, most: int = 100) -> int:
             config = claim.trial.config_json
             if config == {"ring_mode": "weights", "strip_rows": 1024}:
                 trials.finish(
-                    claim, TrialState.FAILED, reason_kind="raised", reason="a rank raised", log_tail="Traceback\nboom <b>"
+                    claim,
+                    TrialState.FAILED,
+                    reason_kind="raised",
+                    reason="a rank raised",
+                    log_tail="Traceback\nboom <b>",
                 )
             else:
                 rows, samples = config["strip_rows"], _samples(claim.trial.number, config)

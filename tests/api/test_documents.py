@@ -24,7 +24,9 @@ def test_the_committed_openapi_document_is_current(database_url: str) -> None:
 
 def test_every_vendored_file_is_in_the_manifest_unchanged() -> None:
     manifest = json.loads((VENDOR / "manifest.json").read_text())
-    listed = {entry["file"]: entry["sha256"] for package in manifest["packages"] for entry in package["files"]}
+    listed = {
+        entry["file"]: entry["sha256"] for package in manifest["packages"] for entry in package["files"]
+    }
     there = {path.name for path in VENDOR.iterdir()} - {"manifest.json"}
     assert there == set(listed)
     for name, digest in listed.items():

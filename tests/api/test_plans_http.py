@@ -75,7 +75,9 @@ def test_a_plan_is_made_stored_and_exported(served: Served) -> None:
         ("workload.colour", "red", "colour"),
     ],
 )
-def test_a_wrong_request_is_named_and_leaves_nothing(served: Served, path: str, value: object, named: str) -> None:
+def test_a_wrong_request_is_named_and_leaves_nothing(
+    served: Served, path: str, value: object, named: str
+) -> None:
     answer = served.client.post("/v1/plans", json=changed(path, value))
     assert answer.status_code in (404, 422)
     problem = answer.json()
@@ -96,7 +98,11 @@ def test_stored_models_and_clusters_stand_for_full_ones(served: Served) -> None:
     assert served.client.get(cluster.headers["location"]).json()["name"] == "ours"
     plan = served.client.post(
         "/v1/plans",
-        json={**REQUEST, "model": {"id": model.json()["id"]}, "cluster": {"id": cluster.json()["id"], "nodes": 1}},
+        json={
+            **REQUEST,
+            "model": {"id": model.json()["id"]},
+            "cluster": {"id": cluster.json()["id"], "nodes": 1},
+        },
     ).json()
     assert plan["model"]["name"] == "mine"
     assert plan["cluster"]["name"] == "ours"

@@ -35,7 +35,7 @@ def test_a_refusal_names_rule_value_and_remedy(
     assert problem["rule"]
     assert problem["remedy"]
     assert "value" in problem
-    assert problem["instance"] == path.split("?")[0]
+    assert problem["instance"] == path.split("?", maxsplit=1)[0]
 
 
 def test_malformed_json_says_where(served: Served) -> None:

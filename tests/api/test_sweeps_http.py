@@ -136,7 +136,7 @@ def test_a_stream_shows_what_happens_while_it_is_open(served: Served) -> None:
         for line in stream.iter_lines():
             if line.startswith("event: end"):
                 break
-            if line.startswith("data: {\"kind\""):
+            if line.startswith('data: {"kind"'):
                 kinds.append(json.loads(line[6:])["kind"])
             if "sweep.queued" in line and not started:
                 started = True

@@ -89,8 +89,11 @@ form.addEventListener("submit", async (event) => {
     busy.textContent = "";
     const shown = error instanceof Refusal ? Object.assign(error, { status: 0 }) : error;
     showProblem(problem, shown);
-    const named = ["context_tokens", "global_batch_tokens", "nodes", "imbalance", "migrated_experts"].find((name) => String(shown.body?.rule || "").includes(name));
-    mark(shown.field || named || (String(shown.body?.rule || "").includes("config") ? "config" : ""));
+    // A rule may name two fields; the first one is the one that broke it.
+    const rule = String(shown.body?.rule || "");
+    const [named] = ["context_tokens", "global_batch_tokens", "nodes", "imbalance", "migrated_experts"]
+      .filter((name) => rule.includes(name)).sort((a, b) => rule.indexOf(a) - rule.indexOf(b));
+    mark(shown.field || named || (rule.includes("config") ? "config" : ""));
   } finally {
     submit.disabled = false;
   }
