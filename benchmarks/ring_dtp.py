@@ -267,7 +267,8 @@ def measure(bench: Bench) -> list[str]:
         f"bf16 N={most} weights: {long.best / long_limit.best:.3f} x its four GEMMs, "
         f"{long.allocated / _GIB:.2f} GiB"
     )
-    bench.ring(most, full, "weights", pass_="forward", repeats=once)
+    longest = bench.ring(most, full, "weights", repeats=once)
+    verdict.append(f"fp32 N={most} weights: {longest.allocated / _GIB:.2f} GiB")
     return verdict
 
 

@@ -130,20 +130,25 @@ def ring_dtp(
     Raises:
         RuleError: on every rank, when an input of any rank breaks a rule or the ranks disagree.
     """
-    _check_options(mode, strip_rows, reduction, token_count, gradient_hop)
-    options = _MODES.index(mode)
-    for names, chosen in ((_REDUCTIONS, reduction), (_HOPS, gradient_hop), ((False, True), return_logprobs)):
-        options = options * len(names) + names.index(chosen)
-    table = exchange_table(
-        ranks,
-        hidden_NH,
-        weight_shard_VH,
-        bias,
-        targets_N,
-        ignore_index=ignore_index,
-        options=options,
-        token_count=token_count,
-    )
+    wrong = _wrong_option(mode, strip_rows, reduction, token_count, gradient_hop)
+    options = -1  # the table carries it to the other ranks, who would wait for this one otherwise
+    if wrong is None:
+        options = _MODES.index(mode) * 12 + _REDUCTIONS.index(reduction) * 4
+        options += _HOPS.index(gradient_hop) * 2 + return_logprobs
+    try:
+        table = exchange_table(
+            ranks,
+            hidden_NH,
+            weight_shard_VH,
+            bias,
+            targets_N,
+            ignore_index=ignore_index,
+            options=options,
+            token_count=token_count,
+        )
+    finally:
+        if wrong is not None:
+            raise wrong
     widest = max(table.shards.rows)
     moving = "weights" if max(table.tokens) > widest else "activations"
     resolved = moving if mode == "auto" else mode
@@ -280,25 +285,28 @@ def _same_everywhere(ranks: Ranks, scalar: Tensor) -> bool:
     return all(v == values[0] for v in values)
 
 
-def _check_options(
+def _wrong_option(
     mode: str, strip_rows: int | None, reduction: str, token_count: int | None, gradient_hop: str
-) -> None:
+) -> RuleError | None:
     for name, value, allowed in (
         ("mode", mode, _MODES),
         ("reduction", reduction, _REDUCTIONS),
         ("gradient_hop", gradient_hop, _HOPS),
     ):
         if value not in allowed:
-            raise RuleError(
+            return RuleError(
                 rule=f"{name} is one of {', '.join(allowed)}",
                 value=value,
                 remedy=f"Pass one of them as {name}.",
             )
-    for name, number in (("strip_rows", strip_rows), ("token_count", token_count)):
-        if number is not None and number < (1 if name == "strip_rows" else 0):
-            raise RuleError(
-                rule=f"{name} is a positive number", value=number, remedy=f"Leave {name} out for its default."
+    for name, number, least in (("strip_rows", strip_rows, 1), ("token_count", token_count, 0)):
+        if number is not None and number < least:
+            return RuleError(
+                rule=f"{name} is at least {least}",
+                value=number,
+                remedy=f"Leave {name} out for its default.",
             )
+    return None
 
 
 __all__ = ["OPERATOR_VERSION", "GradientHop", "Reduction", "RingMode", "resolve_ring_mode", "ring_dtp"]

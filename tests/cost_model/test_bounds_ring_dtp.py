@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cost_model.bounds import ring_dtp as planning
@@ -13,6 +13,7 @@ from operators.bounds import ring_dtp as operator
 GIB = 2**30
 
 
+@settings(deadline=None)
 @given(
     tokens=st.integers(0, 1 << 18),
     hidden=st.integers(1, 1 << 14),
@@ -31,6 +32,7 @@ def test_both_rooms_state_the_same_bytes(**launch: object) -> None:
     assert min(ours.values()) >= 0
 
 
+@settings(deadline=None)
 @given(tokens=st.integers(0, 10**6), vocab=st.integers(1, 10**6), vocab_ranks=st.integers(1, 512))
 def test_both_rooms_move_the_same(tokens: int, vocab: int, vocab_ranks: int) -> None:
     assert planning.resolve_ring_mode(tokens, vocab, vocab_ranks) == operator.resolve_ring_mode(
@@ -38,6 +40,7 @@ def test_both_rooms_move_the_same(tokens: int, vocab: int, vocab_ranks: int) -> 
     )
 
 
+@settings(deadline=None)
 @given(columns=st.integers(0, 10**6), scalar_bytes=st.sampled_from([2, 4, 8]), gathered=st.booleans())
 def test_both_rooms_choose_the_same_tile(columns: int, scalar_bytes: int, gathered: bool) -> None:
     assert planning.default_strip_rows(

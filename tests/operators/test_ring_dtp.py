@@ -251,6 +251,8 @@ def _broken(ranks: Ranks, what: str) -> str:
             weight = weight.half()
         elif what == "mode":
             mode = "weights"
+        elif what == "word":
+            mode = "ring"  # type: ignore[assignment]
         elif what == "width":
             hidden, weight = torch.randn(3, 5), torch.randn(4, 5)
         else:
@@ -270,6 +272,7 @@ def _broken(ranks: Ranks, what: str) -> str:
         ("length", "one per row"),
         ("dtype", "one dtype"),
         ("mode", "agree on: mode"),
+        ("word", "agree on: mode|mode is one of"),
         ("width", "agree on: hidden width"),
         ("grad", "agree on: gradients"),
     ],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from operators.errors import RuleError
@@ -13,6 +13,7 @@ from operators.strip_fold import fold, merge, neutral
 from operators.vocab_shards import VocabShards, shard_interval
 
 
+@settings(deadline=None)
 @given(vocab=st.integers(0, 500), ranks=st.integers(1, 64))
 def test_intervals_cover_the_vocabulary_once_in_order(vocab: int, ranks: int) -> None:
     end = 0
@@ -41,6 +42,7 @@ def _statistics(rows: tuple[int, ...], logits: torch.Tensor, targets: torch.Tens
     return out
 
 
+@settings(deadline=None)
 @given(
     rows=st.lists(st.integers(0, 5), min_size=1, max_size=6).filter(lambda r: sum(r) > 0),
     scale=st.sampled_from([0.1, 1.0, 300.0]),
