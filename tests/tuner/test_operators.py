@@ -16,9 +16,9 @@ from tuner.space import Config
 
 SHAPES: dict[str, dict[str, Any]] = {
     "pipelined_llep": {
-        "tokens_per_rank": 48,
-        "hidden": 16,
-        "intermediate": 24,
+        "tokens_per_rank": 96,
+        "hidden": 32,
+        "intermediate": 48,
         "experts": 4,
         "top_k": 2,
         "profile": "skew:80/1",

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from operators.bounds.pipelined_llep import pipelined_llep_terms
+from tuner.dispatch_load import dispatch_load
 from tuner.operators.common import (
     SCALAR_BYTES,
     TOLERANCE,
@@ -76,9 +77,20 @@ class PipelinedLlepAdapter:
         return one
 
     def bound_bytes(self, shape: Shape, config: Config, ranks: int, provider: str) -> dict[str, int]:
-        del provider
         local = shape["experts"] // ranks
         scalar = SCALAR_BYTES[shape["dtype"]]
+        # nested keeps the rows of every chunk until backward: its chunks bound nothing
+        chunks = 1 if provider == "nested" else int(config.get("chunks", 1))
+        load = dispatch_load(
+            profile=shape["profile"],
+            tokens=shape["tokens_per_rank"],
+            experts=shape["experts"],
+            top_k=shape["top_k"],
+            ranks=ranks,
+            chunks=chunks,
+            min_rows=shape["min_rows"],
+            migrate=provider != "standard_ep",
+        )
         terms = pipelined_llep_terms(
             tokens=shape["tokens_per_rank"],
             hidden=shape["hidden"],
@@ -86,14 +98,24 @@ class PipelinedLlepAdapter:
             experts=shape["experts"],
             top_k=shape["top_k"],
             expert_ranks=ranks,
-            chunks=int(config.get("chunks", 1)),
+            chunks=chunks,
             schedule=str(config.get("dispatch_schedule", "serial")),
             pass_="backward",  # noqa: S106
             scalar_bytes=scalar,
-            migrated_experts=_migrated(shape, ranks),
+            rows_per_chunk=load.rows_per_chunk,
+            migrated_experts=load.migrated_experts,
         )
-        # the rank's own experts and their gradients are there whatever the dispatch does
-        return terms | {"weights_grads": 2 * scalar * local * 3 * shape["hidden"] * shape["intermediate"]}
+        tokens, hidden, inner = shape["tokens_per_rank"], shape["hidden"], shape["intermediate"]
+        routes = tokens * shape["top_k"]
+        # beside the dispatch itself: the rank's experts with their gradients, the scores with theirs, the ids
+        # and what sorts them (int64), and the gradient that comes in
+        terms |= {
+            "weights_grads": 2 * scalar * local * 3 * hidden * inner,
+            "routing": 2 * scalar * tokens * shape["experts"] + 8 * 8 * routes + scalar * tokens * hidden,
+        }
+        if provider == "nested":
+            terms["boundaries_resident"] = scalar * load.rows_per_chunk * (hidden + inner)
+        return terms
 
     def build(self, shape: Shape, config: Config, ranks: Ranks, device: str, provider: str) -> Runnable:
         layer = _Layer(shape, config, ranks, device, provider)
@@ -230,11 +252,6 @@ def _routing(shape: Shape, tokens: int, rank: int, ranks: int, device: str) -> R
     return profile(
         shape["profile"], tokens, shape["experts"], shape["top_k"], rank, ranks=ranks, device=device
     )
-
-
-def _migrated(shape: Shape, ranks: int) -> int:
-    """Experts that a rank may hold as a guest at most: nobody migrates to a single rank."""
-    return 0 if ranks == 1 or shape["profile"] == "balanced" else shape["experts"] // ranks
 
 
 ADAPTER = PipelinedLlepAdapter()

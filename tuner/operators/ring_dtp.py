@@ -24,15 +24,20 @@ if TYPE_CHECKING:
 
     from operators.ranks import Ranks
 
+_WHOLE = ("materialised", "torch_chunked")
 _CHECK_TOKENS, _CHECK_HIDDEN, _CHECK_VOCAB = 24, 16, 53
 
 
 class RingDtpAdapter:
-    """Shape: ``tokens_per_rank``, ``hidden``, ``vocab``, ``dtype``. Knobs: ``ring_mode``, ``strip_rows``."""
+    """Shape: ``tokens_per_rank``, ``hidden``, ``vocab``, ``dtype``. Knobs: ``ring_mode``, ``strip_rows``.
+
+    Providers: ``flatpeak``; ``materialised``, logits of the whole vocabulary; ``torch_chunked``, torch's own
+    chunked loss. Both hold the whole head on every rank and talk to nobody.
+    """
 
     name = "ring_dtp"
     version = 1
-    providers = ("flatpeak",)
+    providers = ("flatpeak", "materialised", "torch_chunked")
 
     def shape(self, given: Mapping[str, Any], ranks: int) -> Shape:
         del ranks
@@ -43,7 +48,7 @@ class RingDtpAdapter:
 
     def space(self, shape: Shape, ranks: int, provider: str) -> Space:
         del ranks
-        if provider == "materialised":
+        if provider in _WHOLE:
             return Space(())
         tokens = shape["tokens_per_rank"]
         return Space(
@@ -63,11 +68,13 @@ class RingDtpAdapter:
 
     def bound_bytes(self, shape: Shape, config: Config, ranks: int, provider: str) -> dict[str, int]:
         scalar = SCALAR_BYTES[shape["dtype"]]
-        if provider == "materialised":
-            sizes = {k: shape[v] for k, v in (("hidden", "hidden"), ("vocab", "vocab"))}
-            peak = materialised_head_bytes(tokens=shape["tokens_per_rank"], scalar_bytes=scalar, **sizes)
-            gradients = scalar * shape["hidden"] * (shape["vocab"] + shape["tokens_per_rank"])
-            return {"strips": peak, "accumulators": gradients}
+        if provider in _WHOLE:
+            # the chunked loss is bounded by the head that does not chunk; logits are fp32 whatever the dtype
+            tokens, hidden, vocab = shape["tokens_per_rank"], shape["hidden"], shape["vocab"]
+            peak = materialised_head_bytes(
+                tokens=tokens, hidden=hidden, vocab=vocab, scalar_bytes=max(4, scalar)
+            )
+            return {"strips": peak, "accumulators": max(4, scalar) * hidden * (vocab + tokens)}
         return ring_dtp_terms(
             tokens=shape["tokens_per_rank"],
             hidden=shape["hidden"],
@@ -121,7 +128,8 @@ class RingDtpAdapter:
         assert hidden_NH.grad is not None
         assert weight_VH.grad is not None
         weight_grad_VH = full_VH.grad.clone()
-        ranks.all_reduce(weight_grad_VH)
+        if provider not in _WHOLE:
+            ranks.all_reduce(weight_grad_VH)
         start, stop = _interval(_CHECK_VOCAB, ranks, provider)
         errors = [
             relative_error(loss.detach(), total.detach()),
@@ -154,13 +162,17 @@ def _weight(shape: Shape, device: str) -> Tensor:
 def _interval(vocab: int, ranks: Ranks, provider: str) -> tuple[int, int]:
     from operators.vocab_shards import shard_interval
 
-    return (0, vocab) if provider == "materialised" else shard_interval(vocab, ranks.size, ranks.rank)
+    return (0, vocab) if provider in _WHOLE else shard_interval(vocab, ranks.size, ranks.rank)
 
 
 def _loss(inputs: Inputs, config: Config, ranks: Ranks, provider: str) -> Tensor:
+    from operators.head_baselines import materialised_head, torch_chunked_head
     from operators.ring_dtp import ring_dtp
 
-    del provider
+    if provider in _WHOLE:
+        # summed, and divided by everybody's tokens: this rank's share of the group's mean, as ring_dtp gives it
+        head = materialised_head if provider == "materialised" else torch_chunked_head
+        return head(*inputs, reduction="sum") / (inputs[0].shape[0] * ranks.size)
     mode: Any = config["ring_mode"]
     return ring_dtp(*inputs, ranks=ranks, mode=mode, strip_rows=int(config["strip_rows"]))
 

@@ -1,0 +1,131 @@
+"""Workers: any queued sweep, a clean leave, dead neighbours noticed, SIGTERM obeyed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from db.repositories import EventRepository, SweepRepository, TrialRepository
+from db.session import Database
+from tests.tuner.conftest import ToySpec
+from tuner.executors.local import LocalExecutor
+from tuner.sweep import SweepProgress, create_sweep
+from tuner.trial import Leases
+from tuner.worker import Worker, is_dead, worker_name
+
+QUICK = Leases(lease_s=30.0, heartbeat_s=0.2)
+
+
+def states(database: Database, sweep_id: str) -> tuple[str, dict[str, int]]:
+    with database.reading() as session:
+        sweeps = SweepRepository(session)
+        return sweeps.get(sweep_id).state, sweeps.counts(sweep_id)
+
+
+def test_a_worker_takes_the_trials_of_every_queued_sweep_it_can_run(
+    database: Database, executor: LocalExecutor, toy_spec: ToySpec
+) -> None:
+    mine = [create_sweep(database, toy_spec([1, 2], ["ok"])) for _ in range(2)]
+    other = create_sweep(database, toy_spec([1], ["ok"], target={"ranks": 2, "hardware_id": "elsewhere"}))
+    wide = create_sweep(database, toy_spec([1], ["ok"], target={"ranks": 65}))
+    done = threading.Event()
+
+    def end_when_idle(progress: SweepProgress) -> None:
+        if all(states(database, one)[0] == "succeeded" for one in mine):
+            done.set()
+
+    Worker(database, lambda: executor, leases=QUICK, progress=end_when_idle).run(done)
+    for one in mine:
+        assert states(database, one) == ("succeeded", {"succeeded": 2})
+    assert states(database, other) == states(database, wide) == ("queued", {"queued": 1})
+
+
+def test_a_worker_told_to_stop_gives_its_trial_back(
+    database: Database, executor: LocalExecutor, toy_spec: ToySpec
+) -> None:
+    sweep_id = create_sweep(database, toy_spec([1], ["hang"]))
+    stop = threading.Event()
+
+    def stop_once_running(progress: SweepProgress) -> None:
+        if progress.phase and progress.phase["phase"] == "build":
+            stop.set()
+
+    Worker(database, lambda: executor, leases=QUICK, progress=stop_once_running).run(stop)
+    with database.reading() as session:
+        (trial,) = TrialRepository(session).of_sweep(sweep_id)
+        attempts = TrialRepository(session).attempts(trial.id)
+    assert (trial.state, trial.losses, trial.claim_id) == ("queued", 0, None)
+    assert [(a.outcome, a.reason_kind) for a in attempts] == [("lost", "released")]
+
+
+def test_trials_of_a_dead_worker_of_this_machine_come_back_at_once(
+    database: Database, executor: LocalExecutor, toy_spec: ToySpec
+) -> None:
+    sweep_id = create_sweep(database, toy_spec([1], ["ok"]))
+    child = subprocess.Popen([sys.executable, "-c", "pass"])
+    child.wait()
+    machine = worker_name().split("/")[0]
+    with database.session() as session:
+        assert TrialRepository(session).claim(f"{machine}/{child.pid}/123", lease_s=3600)
+    Worker(database, lambda: executor, sweep_id=sweep_id, leases=QUICK).run(lambda: False)
+    assert states(database, sweep_id) == ("succeeded", {"succeeded": 1})
+    with database.reading() as session:
+        kinds = [e.kind for e in EventRepository(session).after(sweep_id=sweep_id)]
+    assert kinds.index("trial.lost") < kinds.index("trial.succeeded")
+
+
+def test_only_what_is_certain_is_called_dead() -> None:
+    machine, pid, born = worker_name().split("/")
+    assert not is_dead(worker_name())
+    assert is_dead(f"{machine}/{pid}/{int(born) - 1}")
+    assert not is_dead(f"another-machine/{pid}/1")
+    assert not is_dead("a name of another form")
+
+
+_WORKER = """
+import signal, sys, threading
+from db.session import Database
+from tuner.executors.local import LocalExecutor
+from tuner.worker import Worker
+if __name__ == "__main__":
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    worker = Worker(Database(sys.argv[1]), LocalExecutor)
+    worker.run(stop)
+    worker.close()
+"""
+
+
+@pytest.mark.parametrize("blow", [signal.SIGTERM, signal.SIGKILL])
+def test_no_process_of_a_worker_outlives_it(
+    database: Database, toy_spec: ToySpec, tmp_path: Path, log: Path, blow: signal.Signals
+) -> None:
+    sweep_id = create_sweep(database, toy_spec([1], ["hang"]))
+    script = tmp_path / "worker.py"
+    script.write_text(_WORKER)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([".", *sys.path])}
+    url = f"sqlite:///{tmp_path / 'flatpeak.db'}"
+    process = subprocess.Popen([sys.executable, str(script), url], env=environment)
+    try:
+        deadline = time.monotonic() + 120
+        while not log.read_text() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        children = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(blow)
+        code = process.wait(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+    assert len(children) >= 2
+    _, alive = psutil.wait_procs(children, timeout=20)
+    assert alive == []
+    _, counts = states(database, sweep_id)
+    assert (code, counts) == ((0, {"queued": 1}) if blow == signal.SIGTERM else (-9, {"running": 1}))
