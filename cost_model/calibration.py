@@ -151,7 +151,7 @@ def _one_operator(
     )
     train, held = _split(rows, seed)
     if not held:
-        message = f"{operator}: {len(rows)} configurations are too few to hold any out; measure {FEWEST_ROWS} or more."
+        message = f"{operator}: {_configurations(rows)} configurations are too few to hold any out; measure {FEWEST_ROWS} or more."
         return model, OperatorReport(operator, len(rows), 0, math.nan, math.nan, False, bimodal, message)
     trial = fit_operator(model.rates, train)
     errors = log_errors({**model.rates, **trial.rates}, {**model.scales, **trial.scales}, held)
@@ -189,6 +189,10 @@ def _split(rows: Sequence[Observation], seed: int) -> tuple[list[Observation], l
         [row for row in rows if _identity(row) not in chosen],
         [row for row in rows if _identity(row) in chosen],
     )
+
+
+def _configurations(rows: Sequence[Observation]) -> int:
+    return len({_identity(row) for row in rows})
 
 
 def _identity(row: Observation) -> str:

@@ -152,7 +152,8 @@ def test_too_few_configurations_fit_nothing() -> None:
     few = table[table["config_json"].isin(sorted(table["config_json"].unique())[:2])]
     result = fit(few, PRIOR, created=CREATED)
     assert result.cost_model == PRIOR
-    assert "too few" in result.report.operators[0].message
+    # Two knob settings of two shapes.
+    assert "4 configurations are too few" in result.report.operators[0].message
 
 
 def test_both_latency_modes_are_kept_apart() -> None:
