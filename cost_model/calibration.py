@@ -151,7 +151,10 @@ def _one_operator(
     )
     train, held = _split(rows, seed)
     if not held:
-        message = f"{operator}: {_configurations(rows)} configurations are too few to hold any out; measure {FEWEST_ROWS} or more."
+        count = _configurations(rows)
+        message = (
+            f"{operator}: {count} configurations are too few to hold any out; measure {FEWEST_ROWS} or more."
+        )
         return model, OperatorReport(operator, len(rows), 0, math.nan, math.nan, False, bimodal, message)
     trial = fit_operator(model.rates, train)
     errors = log_errors({**model.rates, **trial.rates}, {**model.scales, **trial.scales}, held)
