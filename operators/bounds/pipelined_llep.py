@@ -11,6 +11,7 @@ from operators.errors import RuleError
 
 TERMS = ("dispatch_buffers", "intermediates", "migrated_experts", "accumulators", "inputs_outputs")
 _INDEX_BYTES = 4
+_IS_BACKWARD = {"forward": False, "backward": True}
 
 
 def chunk_count(*, tokens_max: int, chunk_tokens: int, max_chunks: int) -> int:
@@ -102,7 +103,7 @@ def pipelined_llep_terms(
     Raises:
         RuleError: unknown schedule or pass.
     """
-    if schedule not in {"serial", "prefetch", "overlap"} or pass_ not in {"forward", "backward"}:
+    if schedule not in {"serial", "prefetch", "overlap"} or pass_ not in _IS_BACKWARD:
         raise RuleError(
             rule="schedule is serial, prefetch or overlap, and pass_ is forward or backward",
             value=(schedule, pass_),
@@ -129,12 +130,12 @@ def pipelined_llep_terms(
     index = _INDEX_BYTES * (3 * (routes + received) + chunks * (local + migrated_experts))
     ahead = schedule != "serial" and chunks > 1
     returning = receive + send if schedule == "overlap" and chunks > 1 else 0
-    backward = pass_ != "forward"
+    backward = _IS_BACKWARD[pass_]
     # Stages as (rows of dispatch buffers, intermediates in units of rows × I).
     rows = _backward(send, receive, returning) if ahead else _backward_serial(send, receive)
     if not backward:
         rows = _forward(send, receive, send + receive if ahead else 0, returning)
-    scalars = (wide + scalar_bytes) * routes + (2 * wide * received if backward else 0)
+    scalars = (wide + scalar_bytes) * routes + (wide * (2 * received + receive) if backward else 0)
     own_totals = local * per_expert * wide if backward else 0
     guest_totals = migrated_experts * per_expert * wide if backward else 0
     ends = (4 if backward else 2) * tokens * row

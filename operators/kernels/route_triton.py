@@ -11,12 +11,12 @@ from torch import Tensor
 
 
 @triton.jit
-def _gather_kernel(source, index, out, columns, source_stride, out_stride, BLOCK: tl.constexpr):
+def _gather_kernel(source, index, out, source_stride, out_stride, COLUMNS: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     origin = tl.load(index + row).to(tl.int64)
-    for start in range(0, columns, BLOCK):
+    for start in range(0, COLUMNS, BLOCK):
         column = start + tl.arange(0, BLOCK)
-        mask = column < columns
+        mask = column < COLUMNS
         value = tl.load(source + origin * source_stride + column, mask=mask)
         tl.store(out + row * out_stride + column, value, mask=mask)
 
@@ -27,19 +27,19 @@ def _combine_kernel(
     positions,
     weights,
     out,
-    columns,
     row_stride,
     position_stride,
     weight_stride,
     out_stride,
+    COLUMNS: tl.constexpr,
     TOP_K: tl.constexpr,
     WEIGHTED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
-    for start in range(0, columns, BLOCK):
+    for start in range(0, COLUMNS, BLOCK):
         column = start + tl.arange(0, BLOCK)
-        mask = column < columns
+        mask = column < COLUMNS
         total = tl.zeros([BLOCK], dtype=tl.float32)
         for j in tl.static_range(TOP_K):
             position = tl.load(positions + token * position_stride + j).to(tl.int64)
@@ -60,7 +60,13 @@ def gather(source_QH: Tensor, index_R: Tensor, out_RH: Tensor) -> None:
     """See :func:`operators.kernels.route.gather_rows`."""
     columns = source_QH.shape[1]
     _gather_kernel[(index_R.shape[0],)](
-        source_QH, index_R, out_RH, columns, source_QH.stride(0), out_RH.stride(0), BLOCK=_block(columns)
+        source_QH,
+        index_R,
+        out_RH,
+        source_QH.stride(0),
+        out_RH.stride(0),
+        COLUMNS=columns,
+        BLOCK=_block(columns),
     )
 
 
@@ -75,11 +81,11 @@ def combine(rows_QH: Tensor, positions_CK: Tensor, weights_CK: Tensor | None, ou
         positions_CK,
         weights,
         out_CH,
-        columns,
         rows_QH.stride(0),
         positions_CK.stride(0),
         weights.stride(0),
         out_CH.stride(0),
+        COLUMNS=columns,
         TOP_K=positions_CK.shape[1],
         WEIGHTED=weighted,
         BLOCK=_block(columns),

@@ -21,22 +21,22 @@ if TYPE_CHECKING:
 def _forward_kernel(
     values,
     out,
-    width,
     values_stride,
     out_stride,
     alpha,
     limit,
+    WIDTH: tl.constexpr,
     CLAMPED: tl.constexpr,
     INTERLEAVED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     values += row * values_stride
-    for start in range(0, width, BLOCK):
+    for start in range(0, WIDTH, BLOCK):
         column = start + tl.arange(0, BLOCK)
-        mask = column < width
+        mask = column < WIDTH
         gate_at = column * 2 if INTERLEAVED else column
-        up_at = column * 2 + 1 if INTERLEAVED else column + width
+        up_at = column * 2 + 1 if INTERLEAVED else column + WIDTH
         g = tl.load(values + gate_at, mask=mask, other=0.0).to(tl.float32)
         u = tl.load(values + up_at, mask=mask, other=0.0).to(tl.float32)
         if CLAMPED:
@@ -52,11 +52,11 @@ def _backward_kernel(
     upstream,
     weights,
     dots,
-    width,
     values_stride,
     upstream_stride,
     alpha,
     limit,
+    WIDTH: tl.constexpr,
     CLAMPED: tl.constexpr,
     INTERLEAVED: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -66,11 +66,11 @@ def _backward_kernel(
     upstream += row * upstream_stride
     weight = tl.load(weights + row)
     dot = tl.zeros([BLOCK], dtype=tl.float32)
-    for start in range(0, width, BLOCK):
+    for start in range(0, WIDTH, BLOCK):
         column = start + tl.arange(0, BLOCK)
-        mask = column < width
+        mask = column < WIDTH
         gate_at = column * 2 if INTERLEAVED else column
-        up_at = column * 2 + 1 if INTERLEAVED else column + width
+        up_at = column * 2 + 1 if INTERLEAVED else column + WIDTH
         g_raw = tl.load(values + gate_at, mask=mask, other=0.0).to(tl.float32)
         u_raw = tl.load(values + up_at, mask=mask, other=0.0).to(tl.float32)
         d = tl.load(upstream + column, mask=mask, other=0.0).to(tl.float32)
@@ -105,11 +105,11 @@ def forward(gate: Gate, values_RG: Tensor, out_RI: Tensor) -> None:
     _forward_kernel[(values_RG.shape[0],)](
         values_RG,
         out_RI,
-        width,
         values_RG.stride(0),
         out_RI.stride(0),
         float(gate.alpha),
         float(gate.limit or 0.0),
+        WIDTH=width,
         CLAMPED=gate.limit is not None,
         INTERLEAVED=gate.interleaved,
         BLOCK=_block(width),
@@ -124,11 +124,11 @@ def backward(gate: Gate, values_RG: Tensor, upstream_RI: Tensor, weights_R: Tens
         upstream_RI,
         weights_R,
         dots_R,
-        width,
         values_RG.stride(0),
         upstream_RI.stride(0),
         float(gate.alpha),
         float(gate.limit or 0.0),
+        WIDTH=width,
         CLAMPED=gate.limit is not None,
         INTERLEAVED=gate.interleaved,
         BLOCK=_block(width),

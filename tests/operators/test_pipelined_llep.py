@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from operators.dispatch_launch import DispatchLaunch, DispatchSchedule
+from operators.expert_baselines import llep, standard_ep
 from operators.kernels.swiglu import GPT_OSS, SWIGLU, Gate
 from operators.pipelined_llep import pipelined_llep
 from operators.ranks import ProcessRanks
@@ -141,3 +142,45 @@ def test_unequal_ranks_empty_ranks_and_more_chunks_than_tokens() -> None:
         for k, schedule in knobs
     ]
     check(4, cases)
+
+
+def _grads(ranks: ProcessRanks, case: Case, provider: str) -> list[torch.Tensor]:
+    layer, me = layer_of(case), ranks.rank
+    own = layer.local(me, ranks.size)
+    x, s = layer.hidden[me].clone().requires_grad_(), layer.scores[me].clone().requires_grad_()
+    launch = launch_of(case)
+    if provider == "flatpeak":
+        y = pipelined_llep(x, s, layer.routings[me], own, ranks=ranks, launch=launch)
+    elif provider == "standard_ep":
+        y = standard_ep(x, s, layer.routings[me], own, ranks=ranks, launch=launch)
+    else:
+        recompute = provider == "llep_recompute"
+        y = llep(x, s, layer.routings[me], own, ranks=ranks, launch=launch, recompute=recompute)
+    y.backward(layer.grads[me])
+    return [y.detach(), *(t.grad for t in (x, s, *own) if t is not None and t.grad is not None)]
+
+
+def _equal_bits(ranks: ProcessRanks, case: Case) -> dict[str, bool]:
+    first = _grads(ranks, case, "flatpeak")
+
+    def same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
+        return len(one) == len(other) and all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+    out = {"again": same(first, _grads(ranks, case, "flatpeak"))}
+    if case.chunks == 1:
+        kind = "llep" if case.migrate else "standard_ep"
+        out["baseline"] = same(first, _grads(ranks, case, kind))
+        if case.migrate:
+            out["recompute"] = same(first, _grads(ranks, case, "llep_recompute"))
+    return out
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_two_runs_agree_bit_for_bit_and_one_chunk_equals_the_baselines(dtype: torch.dtype) -> None:
+    for case in (
+        Case("skew:80/2", (13, 13), 1, dtype=dtype),
+        Case("skew:80/2", (13, 13), 1, migrate=False, dtype=dtype),
+        Case("random", (13, 13), 3, schedule="overlap", dtype=dtype),
+    ):
+        for found in gang(2).run(_equal_bits, case):
+            assert all(found.values()), (case, found)
