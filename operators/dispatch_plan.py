@@ -14,7 +14,7 @@ Shape suffixes: P ranks, C chunks, E experts, B pieces of the plan, N tokens, K 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -138,23 +138,42 @@ def make_plan(routing: Routing, ranks: Ranks, launch: DispatchLaunch) -> Dispatc
             value=(routing.experts, ranks.size),
             remedy="Choose expert_degree among the divisors of the expert count.",
         )
-    ids_NK = routing.ids_NK
-    device, experts, most = ids_NK.device, routing.experts, launch.max_chunks
+    device, experts, most = routing.ids_NK.device, routing.experts, launch.max_chunks
     tokens_max = torch.full((1,), routing.tokens, dtype=torch.int64, device=device)
     ranks.all_reduce(tokens_max, "max")
     # K stays on the device until the one transfer below: rounding up by floor division of the negative.
-    chunks_1 = -(-tokens_max // launch.chunk_tokens)
-    chunks_1.clamp_(1, most)
-    chunk_N = torch.arange(routing.tokens, device=device) % chunks_1
-    keys = (chunk_N.unsqueeze(1) * experts + ids_NK).flatten()
-    order = torch.sort(keys.to(torch.int32), stable=True).indices
-    counts = torch.zeros(most * experts + 1, dtype=torch.int64, device=device)
-    counts.scatter_add_(0, keys, torch.ones_like(keys))
+    chunks_1 = (-(-tokens_max // launch.chunk_tokens)).clamp_(1, most)
+    order, counts = _count(routing, chunks_1, most)
     counts[-1:] = tokens_max
     gathered = ranks.all_gather(counts).to("cpu")
     chunks = launch.chunks(int(gathered[:, -1].max()))
     counts_PCE = gathered[:, :-1].view(ranks.size, most, experts)[:, :chunks]
     return plan_from_counts(counts_PCE, order, routing, ranks.rank, launch)
+
+
+def _count(routing: Routing, chunks_1: Tensor, most: int) -> tuple[Tensor, Tensor]:
+    """Route numbers sorted by (chunk, expert), and ``[most·E + 1]`` routes by (chunk, expert), last element free."""
+    device, experts = routing.ids_NK.device, routing.experts
+    chunk_N = torch.arange(routing.tokens, device=device) % chunks_1
+    keys = (chunk_N.unsqueeze(1) * experts + routing.ids_NK).flatten()
+    counts = torch.zeros(most * experts + 1, dtype=torch.int64, device=device)
+    counts.scatter_add_(0, keys, torch.ones_like(keys))
+    return torch.sort(keys.to(torch.int32), stable=True).indices, counts
+
+
+def gathered_counts(routings: Sequence[Routing], launch: DispatchLaunch) -> Tensor:
+    """What ranks with these routings bring to :func:`make_plan`'s gather.
+
+    One routing per rank, in rank order; for ``LoopbackRanks(gathered=[…], largest=longest rank's tokens)``.
+    """
+    tokens_max = max(r.tokens for r in routings)
+    rows = []
+    for routing in routings:
+        chunks_1 = torch.tensor([launch.chunks(tokens_max)], device=routing.ids_NK.device)
+        counts = _count(routing, chunks_1, launch.max_chunks)[1]
+        counts[-1] = tokens_max
+        rows.append(counts)
+    return torch.stack(rows)
 
 
 def plan_from_counts(

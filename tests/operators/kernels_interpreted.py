@@ -18,11 +18,12 @@ def main() -> int:
     generator = torch.Generator().manual_seed(0)
 
     def near(name: str, got: torch.Tensor, want: torch.Tensor, tolerance: float) -> None:
-        difference = float((got.float() - want.float()).abs().max())
+        got, want = got.float(), want.float()
+        difference = float(((got - want).abs() / (1 + want.abs())).max())
         if not difference <= tolerance:
             wrong.append(f"{name}: {difference}")
 
-    for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 4e-2)):
+    for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 1e-2)):
         for columns in (8, 100, 768):
             source = torch.randn(9, columns, generator=generator).to(dtype)
             index = torch.tensor([8, 0, 3, 3, 7], dtype=torch.int32)
@@ -42,13 +43,13 @@ def main() -> int:
             row_weights = torch.rand(7, generator=generator)
             h = torch.empty(7, 20, dtype=dtype)
             swiglu_triton.forward(gate, values, h)
-            near(f"gate {gate} {dtype}", h, swiglu.gated(gate, values), tolerance * 4)
+            near(f"gate {gate} {dtype}", h, swiglu.gated(gate, values), tolerance)
             v, u, dots = values.clone(), upstream.clone(), torch.empty(7)
             swiglu_triton.backward(gate, v, u, row_weights, dots)
             want_dots = swiglu.gated_backward_(gate, values, upstream, row_weights)
-            near(f"gate gradient {gate} {dtype}", v, values, tolerance * 4)
-            near(f"weighted h {gate} {dtype}", u, upstream, tolerance * 4)
-            near(f"row dots {gate} {dtype}", dots, want_dots, tolerance * 4)
+            near(f"gate gradient {gate} {dtype}", v, values, tolerance)
+            near(f"weighted h {gate} {dtype}", u, upstream, tolerance)
+            near(f"row dots {gate} {dtype}", dots, want_dots, tolerance)
     print("\n".join(wrong))
     return min(len(wrong), 100)
 
