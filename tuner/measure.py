@@ -18,8 +18,8 @@ from tuner.space import Config
 
 # Steady: two successive warm-ups within this ratio; a shape that never settles is measured all the same.
 _STEADY = 1.10
-_MIN_WARMUPS, _MAX_WARMUPS = 2, 10
-_WARMUP_S = 30.0
+_MIN_WARMUPS, _MAX_WARMUPS = 2, 6
+_WARMUP_S = 10.0
 
 Report = Callable[[dict[str, Any]], None]
 

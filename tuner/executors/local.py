@@ -35,6 +35,9 @@ class _Watch:
 class LocalExecutor:
     """Runs one task at a time; see :class:`tuner.executors.base.Executor`.
 
+    Ranks import the main module of the program, as ``multiprocessing`` does: a script that uses this needs
+    ``if __name__ == "__main__":`` around what it runs.
+
     Args:
         max_cpu_ranks: largest gang on the CPU. Ranks may outnumber the cores: they take turns.
     """

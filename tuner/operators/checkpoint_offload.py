@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 class CheckpointOffloadAdapter:
     """A stack of gated MLP blocks, each checkpointed.
 
-    Shape: ``tokens_per_rank``, ``hidden``, ``boundaries`` (blocks), ``intermediate`` (2·H), ``dtype``. Knob:
+    Shape: ``tokens_per_rank``, ``hidden``, ``boundaries`` (blocks), ``intermediate`` (default: H), ``dtype``. Knob:
     ``host_budget_bytes`` (locked bytes of a rank). Providers: ``flatpeak``; ``keep``, every boundary stays.
     """
 
@@ -45,7 +45,7 @@ class CheckpointOffloadAdapter:
     def shape(self, given: Mapping[str, Any], ranks: int) -> Shape:
         del ranks
         required = dict.fromkeys(("tokens_per_rank", "hidden", "boundaries"), int)
-        optional = {"intermediate": 2 * int(given.get("hidden") or 1), "dtype": "float32"}
+        optional = {"intermediate": given.get("hidden", 1), "dtype": "float32"}
         shape = check_keys(self.name, given, required, optional)
         check_dtype(self.name, shape["dtype"])
         return shape
