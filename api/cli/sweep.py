@@ -67,7 +67,7 @@ def run(
 
     Example:
 
-      flatpeak sweep examples/sweeps/ring_dtp.yaml
+      flatpeak sweep examples/sweeps/head.yaml
 
     Ctrl-C gives the running trial back; --resume goes on later and repeats no finished trial.
     Exits with 1 when the sweep failed, paused or was cancelled.
