@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.metadata import PackageNotFoundError, version
@@ -71,6 +72,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.state.database = database
     app.state.registry = CollectorRegistry()
     app.state.streams = set()
+    app.state.planning = threading.BoundedSemaphore(chosen.max_planning)
     install_problems(app)
     for router in (plans.router, sweeps.router, trials.router, catalog.router, health.router):
         app.include_router(router)

@@ -15,6 +15,8 @@ class Settings:
     max_body_bytes: int = 1_000_000
     max_streams: int = 64
     """Event streams served at once."""
+    max_planning: int = 8
+    """Plan requests computed or waiting at once; planning is one core's work."""
     event_poll_s: float = 0.5
     loopback_hosts_only: bool = True
     """Without tokens, a request must name a loopback host: a page elsewhere cannot reach in by DNS rebinding."""

@@ -182,7 +182,7 @@ def _explain_schema(error: DBAPIError, url: str) -> RuleError | None:
         return RuleError(
             rule="the database must hold flatpeak's tables",
             value=url,
-            remedy="Run `flatpeak db upgrade` on it first.",
+            remedy="Run `flatpeak db migrate` on it first.",
         )
     return None
 

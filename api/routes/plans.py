@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Depends, Header, Query, Response
+from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from fastapi.responses import JSONResponse
 
 from api.auth import reads, writes
-from api.routes.context import Cursor, Limit, Store, problems
+from api.errors import Failure
+from api.routes.context import Config, Cursor, Limit, Store, problems
 from api.schemas.common import Page
 from api.schemas.plans import Plan, PlanRequest, PlanSummary
 from api.services import planning as service
@@ -26,6 +28,9 @@ _SCOPE = "plans"
     responses={**problems(404, 413, 415), 201: {"description": "The plan, stored; Location is its address"}},
 )
 def make_plan(
+    *,
+    request: Request,
+    settings: Config,
     store: Store,
     body: PlanRequest,
     idempotency_key: Annotated[str | None, Header(min_length=1, max_length=200)] = None,
@@ -40,7 +45,17 @@ def make_plan(
             return _created(service.get_plan(session, known))
         inputs = service.inputs_of(session, body)
     # Planning takes seconds of one core: it stays outside any transaction.
-    plan = service.compute_plan(*inputs, body.options.mode)
+    places: threading.BoundedSemaphore = request.app.state.planning
+    if not places.acquire(blocking=False):
+        raise Failure(
+            rule=f"at most {settings.max_planning} plans are computed or waited for at once",
+            value=settings.max_planning,
+            remedy="Send the request again in a few seconds.",
+        )
+    try:
+        plan = service.compute_plan(*inputs, body.options.mode)
+    finally:
+        places.release()
     with store.session() as session:
         if idempotency_key:
             earlier = IdempotencyRepository(session).find(_SCOPE, idempotency_key, asked)

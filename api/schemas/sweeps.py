@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from api.schemas.common import Body
 
 OperatorName = Literal["pipelined_llep", "ring_dtp", "checkpoint_offload", "stream_adamw"]
 KnobValue = bool | int | float | str
 MAX_TRIALS = 10_000
+MAX_POINTS = 100_000
 
 
 class SweepTarget(Body):
@@ -53,7 +55,15 @@ class SweepRequest(Body):
     repeats: Annotated[int, Field(ge=3, le=100)] = 3
     max_trials: Annotated[int, Field(ge=1, le=MAX_TRIALS)] = 48
     memory_limit_bytes: Annotated[int, Field(ge=1, le=2**50)] | None = None
-    seed: Annotated[int, Field(ge=0, le=2**31)] | None = None
+    seed: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+
+    @model_validator(mode="after")
+    def _not_endless(self) -> SweepRequest:
+        points = math.prod(len(values) for values in self.space.values())
+        if points > MAX_POINTS:
+            msg = f"the space has at most {MAX_POINTS} points, this one has {points:.3g}"
+            raise ValueError(msg)
+        return self
 
 
 class Sweep(BaseModel):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from cost_model.cluster_file import cluster_to_mapping
 from cost_model.presets import PRESET_NAMES, preset
 from cost_model.rates_default import default_cost_model
-from tests.api.conftest import Served
+from tests.api.conftest import Serve, Served
 from tests.api.seed import HARDWARE, seed_cost_model, seed_sweep
 
 MODELS = Path(__file__).parents[2] / "examples" / "models"
@@ -84,6 +85,15 @@ def test_a_wrong_request_is_named_and_leaves_nothing(
     assert named in json.dumps(problem)
     assert problem["remedy"]
     assert served.client.get("/v1/plans").json()["items"] == []
+
+
+def test_planning_has_a_queue_with_an_end(serve: Serve) -> None:
+    with serve(max_planning=1) as one, ThreadPoolExecutor(4) as pool:
+        requests = [changed("workload.imbalance", 1.0 + i / 10) for i in range(4)]
+        answers = list(pool.map(lambda body: one.client.post("/v1/plans", json=body), requests))
+        assert {answer.status_code for answer in answers} <= {201, 503}
+        assert any(answer.status_code == 201 for answer in answers)
+        assert one.client.post("/v1/plans", json=REQUEST).status_code == 201
 
 
 def test_stored_models_and_clusters_stand_for_full_ones(served: Served) -> None:

@@ -45,6 +45,13 @@ def test_a_refused_sweep_leaves_nothing(served: Served) -> None:
     assert served.client.get("/v1/sweeps").json()["items"] == []
 
 
+def test_an_endless_space_is_refused_before_it_is_walked(served: Served) -> None:
+    endless = {f"knob_{i}": list(range(200)) for i in range(16)}
+    answer = served.client.post("/v1/sweeps", json=spec(space=endless))
+    assert answer.status_code == 422
+    assert "points" in answer.json()["rule"]
+
+
 def pages(served: Served, path: str) -> list[dict[str, Any]]:
     items: list[dict[str, Any]] = []
     cursor = ""
