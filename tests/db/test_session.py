@@ -28,7 +28,7 @@ def test_migrations_make_the_tables_that_the_code_declares(empty_url: str) -> No
 
 def test_a_database_without_tables_says_what_to_run(empty_url: str) -> None:
     database = Database(empty_url)
-    with pytest.raises(RuleError, match="flatpeak db upgrade"), database.reading() as session:
+    with pytest.raises(RuleError, match="flatpeak db migrate"), database.reading() as session:
         SweepRepository(session).page()
     database.close()
 
