@@ -44,6 +44,7 @@ class HostUpdate(Protocol):
         weight: ``[n]`` bf16 or fp32, receives the rounded master.
         step: count of this step, from 1.
         scale: factor on the gradient, 1.0 for none.
+        threads: CPU threads of the compiled pass; torch's kernel keeps torch's own.
     """
 
     def __call__(
@@ -57,6 +58,7 @@ class HostUpdate(Protocol):
         hyper: Hyper,
         step: int,
         scale: float,
+        threads: int,
     ) -> None: ...
 
 
@@ -80,7 +82,9 @@ class PlainUpdate:
         hyper: Hyper,
         step: int,
         scale: float,
+        threads: int,
     ) -> None:
+        del threads
         if grad.dtype != torch.float32 or scale != 1.0:
             if self._workspace.numel() < grad.numel():
                 self._workspace = torch.empty(grad.numel())
@@ -123,6 +127,7 @@ class NativeUpdate:
         hyper: Hyper,
         step: int,
         scale: float,
+        threads: int,
     ) -> None:
         if isinstance(master, FakeTensor):
             raise RuleError(
@@ -145,7 +150,7 @@ class NativeUpdate:
             *(ctypes.c_void_p(t.data_ptr()) for t in (master, exp_avg, exp_avg_sq, grad, weight)),
             ctypes.c_int64(master.numel()),
             ctypes.byref(scalars),
-            ctypes.c_int(torch.get_num_threads()),
+            ctypes.c_int(threads),
         )
 
 

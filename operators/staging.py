@@ -72,7 +72,8 @@ class CudaLanes:
         self.outbound.wait_stream(torch.cuda.current_stream(device))
 
     def mark(self) -> Mark:
-        return torch.cuda.Event()
+        # Whoever waits for one sleeps: a host pass needs every core.
+        return torch.cuda.Event(blocking=True)
 
     def submit(
         self,

@@ -72,6 +72,9 @@ class OffloadStreamAdamW(torch.optim.Optimizer):
         bucket_params: β, parameters a bucket holds at most (rounded down to a multiple of 64).
         staging_slots: s, buckets under way at a time.
         host_share: share of the parameters updated on the host; for ``split`` only.
+        host_bucket_params: parameters a bucket of the host pass holds at most; its staging is host memory, so it
+            may be coarser than the stream's. None: β.
+        host_threads: CPU threads of the compiled host pass. None: ``torch.get_num_threads()``.
         max_grad_norm: clip the gradients to this global 2-norm. The gradients themselves are left as they are.
         norm_ranks: the group over which the norm is taken; every rank of it calls :meth:`step` together. None:
             the norm of this rank.
@@ -96,6 +99,8 @@ class OffloadStreamAdamW(torch.optim.Optimizer):
         bucket_params: int = 10_000_000,
         staging_slots: int = 3,
         host_share: float = 0.0,
+        host_bucket_params: int | None = None,
+        host_threads: int | None = None,
         max_grad_norm: float | None = None,
         norm_ranks: Ranks | None = None,
         host_kernel: HostKernel = "auto",
@@ -103,7 +108,7 @@ class OffloadStreamAdamW(torch.optim.Optimizer):
         make_lanes: Callable[[torch.device], Lanes] = lanes_for,
     ) -> None:
         self._sealed = False
-        check_arguments(engine, staging_slots, host_share, max_grad_norm)
+        check_arguments(engine, staging_slots, host_share, max_grad_norm, host_threads)
         defaults = {
             "lr": lr,
             "betas": betas,
@@ -126,10 +131,15 @@ class OffloadStreamAdamW(torch.optim.Optimizer):
         sizes = [local_shard(p).numel() for p in self._params]
         self.flat_params = flat_params(sizes)
         self.bucket_params = bucket_capacity(bucket_params, self.flat_params)
-        self.staging_slots = staging_slots
+        self.host_bucket_params = (
+            self.bucket_params
+            if host_bucket_params is None
+            else bucket_capacity(host_bucket_params, self.flat_params)
+        )
+        self.staging_slots, self.host_threads = staging_slots, host_threads
         share = {"host": 1.0, "split": host_share}.get(engine, 0.0)
         boundary = host_boundary(self.flat_params, share)
-        host_buckets = cut_buckets(sizes, 0, boundary, self.bucket_params)
+        host_buckets = cut_buckets(sizes, 0, boundary, self.host_bucket_params)
         card_buckets = cut_buckets(sizes, boundary, self.flat_params, self.bucket_params)
 
         on_device = engine == "device"
@@ -140,6 +150,7 @@ class OffloadStreamAdamW(torch.optim.Optimizer):
             staging_slots=staging_slots,
             engine=engine,
             host_share=share,
+            host_bucket_params=self.host_bucket_params,
         )
         """Host bytes of state and host staging; a slab locks them rounded up to the page."""
 
@@ -163,11 +174,12 @@ class OffloadStreamAdamW(torch.optim.Optimizer):
         self._staging = torch.empty(staged // 4, dtype=torch.float32, device=self._device)
         self._lanes, self._host_lanes = make_lanes(self._device), make_lanes(self._device)
 
-        self._card: StreamPass | DevicePass | None = None
+        self._device_pass: DevicePass | None = None
+        self._stream: StreamPass | None = None
         if on_device:
-            self._card = DevicePass(self._state, card_buckets, self._staging, self._lanes)
+            self._device_pass = DevicePass(self._state, card_buckets, self._staging, self._lanes)
         elif card_buckets:
-            self._card = StreamPass(
+            self._stream = StreamPass(
                 self._state,
                 card_buckets,
                 capacity=self.bucket_params,
@@ -181,7 +193,7 @@ class OffloadStreamAdamW(torch.optim.Optimizer):
             self._host = HostPass(
                 self._state,
                 host_buckets,
-                capacity=self.bucket_params,
+                capacity=self.host_bucket_params,
                 slots=staging_slots,
                 staging=memory[state_bytes:staging_end],
                 scale=memory[staging_end : staging_end + 4].view(torch.float32),
@@ -258,18 +270,20 @@ class OffloadStreamAdamW(torch.optim.Optimizer):
         self._lanes.submit("compute", lambda: self._counts.advance(work))
         counts = self._counts.each
         if self._host is None:
-            if self._card is not None:
-                self._card.run(work, counts)
+            for card in (self._stream, self._device_pass):
+                if card is not None:
+                    card.run(work, counts)
             return
+        work.host_threads = self.host_threads or torch.get_num_threads()
         self._host.open()
-        if self._card is None:
+        if self._stream is None:
             self._host.run(work)
         else:
             if self._worker is None:
                 self._worker = ThreadPoolExecutor(1, thread_name_prefix="host-adamw")
             on_host = self._worker.submit(self._host.run, work)
             try:
-                self._card.run(work, counts)
+                self._stream.run(work, counts, throttled=True)
             finally:
                 on_host.result()
         self._host.close()

@@ -109,7 +109,13 @@ def check_group(group: Mapping[str, Any]) -> None:
         )
 
 
-def check_arguments(engine: str, staging_slots: int, host_share: float, max_grad_norm: float | None) -> None:
+def check_arguments(
+    engine: str,
+    staging_slots: int,
+    host_share: float,
+    max_grad_norm: float | None,
+    host_threads: int | None,
+) -> None:
     if engine not in get_args(Engine):
         raise RuleError(
             rule="engine is one of stream, host, split, device", value=engine, remedy="Choose one."
@@ -131,6 +137,12 @@ def check_arguments(engine: str, staging_slots: int, host_share: float, max_grad
             rule="max_grad_norm is above 0",
             value=max_grad_norm,
             remedy="Leave it unset to clip nothing.",
+        )
+    if host_threads is not None and host_threads < 1:
+        raise RuleError(
+            rule="host_threads is at least 1",
+            value=host_threads,
+            remedy="Leave it unset to use torch's threads.",
         )
 
 

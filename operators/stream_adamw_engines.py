@@ -7,6 +7,7 @@ a bucket is the same function wherever its state lies.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
@@ -43,6 +44,8 @@ class StepWork:
     hypers: list[Hyper]
     scale: Tensor | None = None
     """Factor on every gradient: one fp32 element on the device."""
+    host_threads: int = 1
+    """CPU threads of a host pass."""
 
     def of(self, segment: Segment) -> ParamWork | None:
         return self.params[segment.param]
@@ -162,13 +165,20 @@ class StreamPass:
         self._last_return: Mark = lanes.mark()
         self._cached: dict[tuple[int, int], tuple[Tensor, Tensor, list[_Views]]] = {}
 
-    def run(self, work: StepWork, counts: Sequence[Tensor]) -> None:
-        """Queue one step; nothing here waits."""
+    def run(self, work: StepWork, counts: Sequence[Tensor], *, throttled: bool = False) -> None:
+        """Queue one step; nothing here waits, unless ``throttled``.
+
+        Args:
+            throttled: never queue more than s buckets ahead. The device's copies start in the order in which they
+                were queued, so those of a host pass, queued later, would wait behind the whole stream.
+        """
         live = work.live(self._buckets)
         for k in range(min(self._slots, len(live))):
             self._fetch(k, live[k])
         for k, bucket in enumerate(live):
             slot = k % self._slots
+            if throttled and k >= self._slots:
+                self._lanes.host_wait(self._freed[slot])
             _, _, views = self._place(bucket, slot)
             self._lanes.submit(
                 "compute",
@@ -234,7 +244,8 @@ class DevicePass:
 class HostPass:
     """Buckets stay; their gradients come down and their weights go up, slot by slot, around the host's update.
 
-    The thread that runs it waits for gradients to arrive; the device never waits for it.
+    The thread that runs it waits for gradients to arrive and queues the copies; a second one updates, and has
+    its next bucket before it is done with the last. The device never waits for either.
 
     Args:
         staging: ``[slots, 2, 4 · capacity]`` uint8 host memory: gradients, weights, in their own dtypes.
@@ -260,6 +271,7 @@ class HostPass:
         self._ready: Mark = lanes.mark()
         self._arrived = [lanes.mark() for _ in range(slots)]
         self._sent = [lanes.mark() for _ in range(slots)]
+        self._updater: ThreadPoolExecutor | None = None
 
     def open(self) -> None:
         """Mark where gradients and clip coefficient are ready. Called by the thread that owns the step."""
@@ -280,15 +292,37 @@ class HostPass:
             self._lanes.submit("out", lambda: _copy(self._scale, scale.reshape(1)), after=[self._ready])
         for k in range(min(self._slots, len(live))):
             self._fetch(k, live[k], work)
-        for k, bucket in enumerate(live):
-            slot = k % self._slots
-            self._lanes.host_wait(self._arrived[slot])
-            factor = 1.0 if work.scale is None else float(self._scale[0])
-            for segment in bucket.segments:
-                self._update_segment(segment, self._state.block(bucket), slot, work, factor)
-            self._send(slot, bucket, work)
-            if k + self._slots < len(live):
-                self._fetch(k + self._slots, live[k + self._slots], work)
+        if self._updater is None:
+            self._updater = ThreadPoolExecutor(1, thread_name_prefix="host-adamw-update")
+        updates: list[Future[None]] = []
+        finished = 0
+
+        def finish() -> None:
+            nonlocal finished
+            updates[finished].result()
+            self._send(finished % self._slots, live[finished], work)
+            if finished + self._slots < len(live):
+                self._fetch(finished + self._slots, live[finished + self._slots], work)
+            finished += 1
+
+        try:
+            for k, bucket in enumerate(live):
+                if k - finished == self._slots:  # one slot: its bucket is fetched when the last one is done
+                    finish()
+                self._lanes.host_wait(self._arrived[k % self._slots])
+                updates.append(self._updater.submit(self._update_bucket, bucket, k % self._slots, work))
+                if k > finished:
+                    finish()
+            while finished < len(updates):
+                finish()
+        finally:
+            wait(updates)  # after an error too: nobody writes state once the step is over
+
+    @torch.no_grad()
+    def _update_bucket(self, bucket: Bucket, slot: int, work: StepWork) -> None:
+        factor = 1.0 if work.scale is None else float(self._scale[0])
+        for segment in bucket.segments:
+            self._update_segment(segment, self._state.block(bucket), slot, work, factor)
 
     def _update_segment(
         self, segment: Segment, block_3N: Tensor, slot: int, work: StepWork, factor: float
@@ -312,6 +346,7 @@ class HostPass:
             hyper=work.hypers[item.group],
             step=item.step,
             scale=factor,
+            threads=work.host_threads,
         )
 
     def _fetch(self, k: int, bucket: Bucket, work: StepWork) -> None:

@@ -38,11 +38,22 @@ def stream_adamw_terms(
 
 
 def host_bytes(
-    *, params: int, bucket_params: int, staging_slots: int, engine: str, host_share: float = 0.0
+    *,
+    params: int,
+    bucket_params: int,
+    staging_slots: int,
+    engine: str,
+    host_share: float = 0.0,
+    host_bucket_params: int | None = None,
 ) -> int:
-    """Host bytes of a rank: 12 a parameter; for a host pass s slots of a bucket's gradient and weight."""
+    """Host bytes of a rank: 12 a parameter; for a host pass s slots of a bucket's gradient and weight.
+
+    Args:
+        host_bucket_params: parameters of a bucket of the host pass; None: those of the stream's, β.
+    """
     if engine == "device":
         return 0
     passes = engine == "host" or (engine == "split" and host_share > 0.0)
-    slots = staging_slots * bucket_params * 2 * GRADIENT_BYTES + SCALE_BYTES if passes else 0
+    bucket = bucket_params if host_bucket_params is None else host_bucket_params
+    slots = staging_slots * bucket * 2 * GRADIENT_BYTES + SCALE_BYTES if passes else 0
     return params * STATE_BYTES + slots

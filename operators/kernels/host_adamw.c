@@ -1,7 +1,8 @@
 /* AdamW on host memory in one pass: gradients are read and weights written as bf16 (or fp32) where they lie.
  *
  * Per parameter it reads 12 bytes of state and the gradient, and writes 12 bytes of state and the weight:
- * nothing is converted in a pass of its own, since host memory traffic is what limits this update.
+ * nothing is converted in a pass of its own, since host memory traffic is what limits this update. Weights are
+ * only written, so they go past the caches: a plain store would read each line first.
  *
  * The order of operations, and which products are fused into additions, are those of torch's fused CPU AdamW:
  * whole groups of 8 elements its vector form, the last n % 8 its scalar form. Compile with -ffp-contract=off, or
@@ -10,8 +11,12 @@
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
 
 #define BLOCK 16384 /* elements a thread takes at a time: a multiple of every vector length */
+#define STRIP 1024  /* elements whose weights wait in the first cache before they are stored past it */
 #define LANE 8
 
 struct scalars {
@@ -35,7 +40,7 @@ static inline uint16_t to_bf16(float x) { /* to nearest, ties to even; any NaN b
 static inline __attribute__((always_inline)) void span(
     float *restrict master, float *restrict exp_avg, float *restrict exp_avg_sq, const void *restrict grad,
     void *restrict weight, int64_t begin, int64_t end, const struct scalars s, const int grad_bf16,
-    const int weight_bf16, const int tail) {
+    const int weight_bf16, const int tail) { /* weight[0] belongs to element begin */
   const int small = s.lerp < 0.5f; /* lerp counts from the nearer end */
   const float from_end = s.lerp - 1.0f;
   for (int64_t i = begin; i < end; i++) {
@@ -50,23 +55,49 @@ static inline __attribute__((always_inline)) void span(
     exp_avg[i] = m;
     exp_avg_sq[i] = v;
     if (weight_bf16)
-      ((uint16_t *)weight)[i] = to_bf16(p);
+      ((uint16_t *)weight)[i - begin] = to_bf16(p);
     else
-      ((float *)weight)[i] = p;
+      ((float *)weight)[i - begin] = p;
   }
 }
 
+static inline void store_past_caches(char *restrict to, const char *restrict from, int64_t bytes) {
+#ifdef __SSE2__
+  if (((uintptr_t)to & 15) == 0 && (bytes & 15) == 0) {
+    for (int64_t i = 0; i < bytes; i += 16)
+      _mm_stream_si128((__m128i *)(to + i), _mm_load_si128((const __m128i *)(from + i)));
+    return;
+  }
+#endif
+  memcpy(to, from, (size_t)bytes);
+}
+
+static inline void fence(void) {
+#ifdef __SSE2__
+  _mm_sfence();
+#endif
+}
+
+/* Blocks are handed out as threads ask for them: one thread that loses its core does not hold up the rest. */
 #define ENTRY(NAME, GRAD_BF16, WEIGHT_BF16)                                                                   \
   void NAME(float *master, float *exp_avg, float *exp_avg_sq, const void *grad, void *weight, int64_t n,       \
             const struct scalars *given, int threads) {                                                       \
     const struct scalars s = *given;                                                                          \
     const int64_t whole = n - n % LANE;                                                                       \
-    _Pragma("omp parallel for schedule(static) num_threads(threads) if (whole > BLOCK)")                      \
-    for (int64_t begin = 0; begin < whole; begin += BLOCK) {                                                  \
-      const int64_t end = begin + BLOCK < whole ? begin + BLOCK : whole;                                      \
-      span(master, exp_avg, exp_avg_sq, grad, weight, begin, end, s, GRAD_BF16, WEIGHT_BF16, 0);               \
+    const int64_t width = WEIGHT_BF16 ? 2 : 4;                                                                \
+    char *const weights = weight;                                                                             \
+    _Pragma("omp parallel for schedule(dynamic) num_threads(threads) if (whole > BLOCK)")                     \
+    for (int64_t block = 0; block < whole; block += BLOCK) {                                                  \
+      _Alignas(64) char strip[STRIP * 4];                                                                     \
+      const int64_t last = block + BLOCK < whole ? block + BLOCK : whole;                                     \
+      for (int64_t begin = block; begin < last; begin += STRIP) {                                             \
+        const int64_t end = begin + STRIP < last ? begin + STRIP : last;                                      \
+        span(master, exp_avg, exp_avg_sq, grad, strip, begin, end, s, GRAD_BF16, WEIGHT_BF16, 0);              \
+        store_past_caches(weights + begin * width, strip, (end - begin) * width);                             \
+      }                                                                                                       \
+      fence();                                                                                                \
     }                                                                                                         \
-    span(master, exp_avg, exp_avg_sq, grad, weight, whole, n, s, GRAD_BF16, WEIGHT_BF16, 1);                   \
+    span(master, exp_avg, exp_avg_sq, grad, weights + whole * width, whole, n, s, GRAD_BF16, WEIGHT_BF16, 1);  \
   }
 
 ENTRY(adamw_bf16_bf16, 1, 1)

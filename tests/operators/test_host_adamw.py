@@ -35,7 +35,7 @@ def run(
     weight = torch.empty(n, dtype=weight_dtype)
     for step in (1, 2, 3):
         grad = torch.randn(n).to(grad_dtype)
-        update(master, exp_avg, exp_avg_sq, grad, weight, hyper=hyper, step=step, scale=scale)
+        update(master, exp_avg, exp_avg_sq, grad, weight, hyper=hyper, step=step, scale=scale, threads=2)
     return [master, exp_avg, exp_avg_sq, weight]
 
 
@@ -75,7 +75,17 @@ def test_the_plain_pass_is_torchs_adamw() -> None:
     master, m, v, weight = p.detach().clone(), torch.zeros(1003), torch.zeros(1003), torch.empty(1003)
     for step in range(1, 6):
         p.grad = torch.randn(1003)
-        update(master, m, v, p.grad, weight, hyper=Hyper(1e-2, 0.9, 0.999, 1e-8, 0.1), step=step, scale=1.0)
+        update(
+            master,
+            m,
+            v,
+            p.grad,
+            weight,
+            hyper=Hyper(1e-2, 0.9, 0.999, 1e-8, 0.1),
+            step=step,
+            scale=1.0,
+            threads=1,
+        )
         reference.step()
     assert torch.equal(master, p)
     assert torch.equal(weight, p)
@@ -86,7 +96,7 @@ def test_not_a_number_becomes_a_bf16_nan_and_stays_where_it_is() -> None:
     grad, weight = torch.randn(40).bfloat16(), torch.empty(40, dtype=torch.bfloat16)
     grad[3], grad[39] = float("nan"), float("inf")
     host_update("native")(
-        master, m, v, grad, weight, hyper=Hyper(1e-2, 0.9, 0.999, 1e-8, 0.0), step=1, scale=1.0
+        master, m, v, grad, weight, hyper=Hyper(1e-2, 0.9, 0.999, 1e-8, 0.0), step=1, scale=1.0, threads=2
     )
     assert weight.isnan().nonzero().flatten().tolist() == [3, 39]
 
