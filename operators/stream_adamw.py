@@ -200,6 +200,8 @@ class OffloadStreamAdamW(torch.optim.Optimizer):
                 update=host_update(host_kernel),
                 lanes=self._host_lanes,
             )
+        if self._stream is not None:
+            self._stream.throttled = self._host is not None
         self._worker: ThreadPoolExecutor | None = None
         self._steps = [0] * len(self._params)
         self._seen: list[tuple[int, ...] | None] = [None] * len(self._params)
@@ -283,7 +285,7 @@ class OffloadStreamAdamW(torch.optim.Optimizer):
                 self._worker = ThreadPoolExecutor(1, thread_name_prefix="host-adamw")
             on_host = self._worker.submit(self._host.run, work)
             try:
-                self._stream.run(work, counts, throttled=True)
+                self._stream.run(work, counts)
             finally:
                 on_host.result()
         self._host.close()

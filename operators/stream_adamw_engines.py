@@ -164,20 +164,18 @@ class StreamPass:
         self._freed = [lanes.mark() for _ in range(slots)]
         self._last_return: Mark = lanes.mark()
         self._cached: dict[tuple[int, int], tuple[Tensor, Tensor, list[_Views]]] = {}
+        self.throttled = False
+        """Never queue more than s buckets ahead. A device may start its copies in the order in which they were
+        queued: those of a host pass, queued later, would wait behind the whole stream."""
 
-    def run(self, work: StepWork, counts: Sequence[Tensor], *, throttled: bool = False) -> None:
-        """Queue one step; nothing here waits, unless ``throttled``.
-
-        Args:
-            throttled: never queue more than s buckets ahead. The device's copies start in the order in which they
-                were queued, so those of a host pass, queued later, would wait behind the whole stream.
-        """
+    def run(self, work: StepWork, counts: Sequence[Tensor]) -> None:
+        """Queue one step; nothing here waits, unless ``throttled``."""
         live = work.live(self._buckets)
         for k in range(min(self._slots, len(live))):
             self._fetch(k, live[k])
         for k, bucket in enumerate(live):
             slot = k % self._slots
-            if throttled and k >= self._slots:
+            if self.throttled and k >= self._slots:
                 self._lanes.host_wait(self._freed[slot])
             _, _, views = self._place(bucket, slot)
             self._lanes.submit(
