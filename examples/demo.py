@@ -23,6 +23,12 @@ RANKS = 4
 SWEEPS = ("dispatch", "head", "boundaries", "optimizer")
 FEWEST_TRIALS = 48
 PORT = 8642
+# The layout the sweeps measured; without it the planner may prefer one that nobody ran here.
+MEASURED_LAYOUT = tuple(
+    word
+    for pin in ("sequence_degree=4", "expert_degree=4", "vocab_degree=4", "optimizer_engine=stream")
+    for word in ("--fix", pin)
+)
 
 
 def main() -> int:
@@ -64,7 +70,7 @@ def main() -> int:
 
     title("6. A small MoE on this machine, with what the sweeps measured")
     small = ("--model", HERE / "models" / "small-moe.json", "--context", 8192, "--global-batch-tokens", 16384)
-    here = ("--cluster", cluster, "--activation-bytes", 4, "--database", DATABASE)
+    here = ("--cluster", cluster, "--activation-bytes", 4, "--database", DATABASE, *MEASURED_LAYOUT)
     flatpeak("plan", *small, *here)
     plan = json.loads(flatpeak("plan", *small, *here, "--save", "--json", show=False))
     (RUN / "plan.json").write_text(json.dumps(plan, indent=2) + "\n", encoding="utf-8")

@@ -39,6 +39,15 @@ ImbalanceOption = Annotated[
 MigratedOption = Annotated[
     int, typer.Option("--migrated-experts", help="Guest experts a rank holds in one layer.")
 ]
+ActivationBytesOption = Annotated[
+    int, typer.Option("--activation-bytes", help="Bytes of an activation scalar: 2 for bf16, 4 for float32.")
+]
+FixOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--fix", metavar="KEY=VALUE", help="Hold a launch key fast, e.g. --fix expert_degree=8; repeatable."
+    ),
+]
 _STYLES = {"fits": "bold green", "at_risk": "bold yellow", "does_not_fit": "bold red"}
 
 
@@ -57,6 +66,8 @@ def plan(
     mode: ModeOption = "expected",
     imbalance: ImbalanceOption = 1.3,
     migrated_experts: MigratedOption = 0,
+    activation_bytes: ActivationBytesOption = 2,
+    fix: FixOption = None,
     cost_model: Annotated[
         str | None,
         typer.Option("--cost-model", metavar="FILE|ID", help="Rates to plan with; default: the best known."),
@@ -72,16 +83,24 @@ def plan(
       flatpeak plan --model config.json --cluster hgx-h200 --nodes 1 \\
         --context 131072 --global-batch-tokens 524288
 
-    Exits with 1 when nothing fits, and says what would.
+    With --database, what sweeps measured on exactly this hardware stands in for the model where the shape is the
+    same. Exits with 1 when nothing fits, and says what would.
     """
-    from api.services.planning import best_cost_model, compute_plan, save_plan
+    from api.services.planning import PlanInputs, best_cost_model, compute_plan, measured_points, save_plan
     from api.services.specs import cluster_from_text, model_from_file
     from api.services.store import database_in_use, open_database
     from cost_model.workload import Workload
 
     spec = model_from_file(model)
     machine = cluster_from_text(cluster, nodes)
-    workload = Workload(context, global_batch_tokens, imbalance=imbalance, migrated_experts=migrated_experts)
+    workload = Workload(
+        context,
+        global_batch_tokens,
+        imbalance=imbalance,
+        migrated_experts=migrated_experts,
+        activation_bytes=activation_bytes,
+    )
+    pins, measured = pins_from_words(fix or []), None
     store = open_database(database) if save or database or database_in_use(database) else None
     try:
         if cost_model is not None:
@@ -91,7 +110,10 @@ def plan(
                 cost = best_cost_model(session, machine)
         else:
             cost = best_cost_model(None, machine)
-        answer = compute_plan(spec, machine, workload, cost, mode)
+        if store is not None:
+            with store.reading() as session:
+                measured = measured_points(session, machine)
+        answer = compute_plan(PlanInputs(spec, machine, workload, cost, mode, pins, measured))
         if save and store is not None:
             with store.session() as session:
                 answer = save_plan(session, answer)
@@ -103,6 +125,35 @@ def plan(
     else:
         out.print(plan_text(answer))
     raise typer.Exit(1 if answer["verdict"] == "does_not_fit" else 0)
+
+
+def pins_from_words(words: list[str]) -> dict[str, Any]:
+    """``--fix`` words as launch keys with checked values.
+
+    Raises:
+        RuleError: a word is no KEY=VALUE, a key is no launch key, or a value is out of its range.
+    """
+    from pydantic import ValidationError
+
+    from api.schemas.plans import PinsBody
+
+    pairs = dict(word.split("=", 1) for word in words if "=" in word)
+    if len(pairs) != len(words):
+        raise RuleError(
+            rule="--fix takes KEY=VALUE, each key once",
+            value=words,
+            remedy="For example --fix expert_degree=8 --fix optimizer_engine=stream.",
+        )
+    try:
+        return PinsBody.model_validate(pairs).given()
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = str(first["loc"][0])
+        raise RuleError(
+            rule=f"--fix {key}: {first['msg']}",
+            value=pairs.get(key),
+            remedy=f"Keys that can be held fast: {', '.join(PinsBody.model_fields)}.",
+        ) from None
 
 
 def _cost_model(text: str, store: Any) -> Any:

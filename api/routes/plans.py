@@ -53,7 +53,7 @@ def make_plan(
             remedy="Send the request again in a few seconds.",
         )
     try:
-        plan = service.compute_plan(*inputs, body.options.mode)
+        plan = service.compute_plan(inputs)
     finally:
         places.release()
     with store.session() as session:

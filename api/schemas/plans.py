@@ -12,6 +12,7 @@ StoredId = Annotated[str, Field(pattern=r"^[a-z]{2,4}_[0-9a-z]{1,32}$", max_leng
 PresetName = Annotated[str, Field(min_length=1, max_length=64)]
 MAX_TOKENS = 2**40
 MAX_NODES = 100_000
+MAX_RANKS = 2**20
 
 
 class ModelRef(Body):
@@ -59,8 +60,40 @@ class WorkloadBody(Body):
     activation_bytes: Literal[2, 4, 8] = 2
 
 
+Degree = Annotated[int, Field(ge=1, le=MAX_RANKS)]
+Tokens = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
+
+
+class PinsBody(Body):
+    """Launch keys to hold fast; the planner chooses the others."""
+
+    sequence_degree: Degree | None = None
+    expert_degree: Degree | None = None
+    vocab_degree: Degree | None = None
+    max_tokens_per_rank: Tokens | None = None
+    accumulation_steps: Tokens | None = None
+    chunk_tokens: Tokens | None = None
+    max_chunks: Tokens | None = None
+    dispatch_schedule: Literal["serial", "prefetch", "overlap"] | None = None
+    strip_rows: Tokens | None = None
+    ring_mode: Literal["activations", "weights"] | None = None
+    host_budget_bytes: Annotated[int, Field(ge=0, le=2**50)] | None = None
+    optimizer_engine: Literal["device", "stream", "host", "split"] | None = None
+    bucket_params: Annotated[int, Field(ge=1, le=2**40)] | None = None
+    staging_slots: Annotated[int, Field(ge=1, le=64)] | None = None
+    host_share: Annotated[float, Field(ge=0, le=1)] | None = None
+
+    def given(self) -> dict[str, Any]:
+        """The keys that are pinned."""
+        return self.model_dump(exclude_none=True)
+
+
 class OptionsBody(Body):
     """How to plan."""
+
+    fixed: PinsBody = Field(
+        default=PinsBody(), description="Launch keys to pin, for example what a sweep showed."
+    )
 
     mode: Literal["expected", "guarantee"] = "expected"
     cost_model_id: StoredId | None = Field(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,12 @@ from cost_model.model_spec import ModelSpec
 from cost_model.rates import CostModel
 from cost_model.rates_default import default_cost_model
 from cost_model.workload import Workload
-from db.repositories import CostModelRepository, PlanRepository
+from db.repositories import CostModelRepository, PlanRepository, SampleRepository
 from db.tables import CostModelRow, Plan
 from tuner.exporters.launch_file import export_launch
+from tuner.measured import MeasuredFronts
 from tuner.plan import PlanOptions
-from tuner.planner import make_plan
+from tuner.planner import make_plan, with_measured
 
 EXPORT_FORMATS = ("launch",)
 ONE_AT_A_TIME = threading.Lock()
@@ -67,9 +69,25 @@ def cost_model_from_file(path: Path) -> CostModel:
     return CostModel.from_json(read_mapping(path, "a cost model file"))
 
 
-def compute_plan(
-    model: ModelSpec, cluster: ClusterSpec, workload: Workload, cost: CostModel, mode: Mode
-) -> dict[str, Any]:
+@dataclasses.dataclass(frozen=True, slots=True)
+class PlanInputs:
+    """What a plan is made of: the request's specs, the rates, and what sweeps measured on this hardware."""
+
+    model: ModelSpec
+    cluster: ClusterSpec
+    workload: Workload
+    cost: CostModel
+    mode: Mode = "expected"
+    fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    measured: MeasuredFronts | None = None
+
+
+def measured_points(session: Session, cluster: ClusterSpec) -> MeasuredFronts:
+    """Sweep rows of exactly this hardware: where a shape was measured, they stand in for the model."""
+    return with_measured(SampleRepository(session).frame(hardware_id=cluster.hardware_id), cluster)
+
+
+def compute_plan(inputs: PlanInputs) -> dict[str, Any]:
     """The plan as one JSON object: what ``flatpeak plan --json`` prints.
 
     One at a time: planning is one core's work, and the warnings filter belongs to the whole process.
@@ -77,11 +95,12 @@ def compute_plan(
     with ONE_AT_A_TIME, warnings.catch_warnings():
         # What lies outside the measured region is said in the plan itself.
         warnings.simplefilter("ignore", OutsideMeasured)
-        return make_plan(model, cluster, workload, cost, PlanOptions(mode=mode)).to_json()
+        options = PlanOptions(mode=inputs.mode, fixed=inputs.fixed, measured=inputs.measured)
+        return make_plan(inputs.model, inputs.cluster, inputs.workload, inputs.cost, options).to_json()
 
 
-def inputs_of(session: Session, request: PlanRequest) -> tuple[ModelSpec, ClusterSpec, Workload, CostModel]:
-    """Specs and cost model of a request.
+def inputs_of(session: Session, request: PlanRequest) -> PlanInputs:
+    """Specs, cost model, pins and measured points of a request.
 
     Raises:
         NotFound: a stored id is unknown.
@@ -92,7 +111,15 @@ def inputs_of(session: Session, request: PlanRequest) -> tuple[ModelSpec, Cluste
     workload = Workload(**request.workload.model_dump())
     wanted = request.options.cost_model_id
     cost = stored_cost_model(session, wanted) if wanted else best_cost_model(session, cluster)
-    return model, cluster, workload, cost
+    return PlanInputs(
+        model,
+        cluster,
+        workload,
+        cost,
+        mode=request.options.mode,
+        fixed=request.options.fixed.given(),
+        measured=measured_points(session, cluster),
+    )
 
 
 def save_plan(session: Session, plan: dict[str, Any]) -> dict[str, Any]:
