@@ -51,7 +51,7 @@ def flat_params(sizes: Sequence[int]) -> int:
     return sum(aligned(n) for n in sizes)
 
 
-def bucket_capacity(bucket_params: int, length: int) -> int:
+def bucket_capacity(bucket_params: int, length: int, name: str = "bucket_params") -> int:
     """Elements a staging slot holds: ``bucket_params`` rounded down to ``ALIGN``, at most the line itself.
 
     Raises:
@@ -59,7 +59,7 @@ def bucket_capacity(bucket_params: int, length: int) -> int:
     """
     if bucket_params < ALIGN:
         raise RuleError(
-            rule=f"bucket_params is at least {ALIGN}",
+            rule=f"{name} is at least {ALIGN}",
             value=bucket_params,
             remedy="Ten million parameters a bucket is a good start.",
         )

@@ -134,7 +134,7 @@ class OffloadStreamAdamW(torch.optim.Optimizer):
         self.host_bucket_params = (
             self.bucket_params
             if host_bucket_params is None
-            else bucket_capacity(host_bucket_params, self.flat_params)
+            else bucket_capacity(host_bucket_params, self.flat_params, "host_bucket_params")
         )
         self.staging_slots, self.host_threads = staging_slots, host_threads
         share = {"host": 1.0, "split": host_share}.get(engine, 0.0)
@@ -256,11 +256,14 @@ class OffloadStreamAdamW(torch.optim.Optimizer):
             return loss
         self._torn = "a step failed half-way: some parameters were updated, others were not"
         self._run(work)
+        known = sum(self._has_master)
         for index, item in enumerate(work.params):
             if item is not None:
                 self._steps[index] = item.step
                 self._has_master[index] = True
                 self._seen[index] = fingerprint(self._params[index])
+        if sum(self._has_master) != known:
+            self._name_states()
         self._torn = None
         return loss
 
@@ -346,23 +349,26 @@ class OffloadStreamAdamW(torch.optim.Optimizer):
         """State by parameter, gathered on the CPU: ``step``, ``exp_avg``, ``exp_avg_sq``, ``master`` (fp32).
 
         It does not depend on the engine's buckets: any engine, β and s load it, and ``torch.load(weights_only=
-        True)`` reads it. With DTensors each rank's dictionary holds its own shards.
+        True)`` reads it. The state of a DTensor is a DTensor of the same placements, its shard on the CPU.
 
         Raises:
             RuntimeError: a step failed half-way.
         """
         self._check_whole()
         self.drain()
+        self.state.clear()
         for index, param in enumerate(self._params):
             if not self._has_master[index]:
                 continue
-            local = local_shard(param)
-            gathered = {n: self._state.gather(index, n, local.numel()).view(local.shape) for n in STATE_NAMES}
-            self.state[param] = {"step": torch.tensor(float(self._steps[index])), **gathered}
+            entry = {"step": torch.tensor(float(self._steps[index]))}
+            for name in STATE_NAMES:
+                entry[name] = torch.empty_like(param, dtype=torch.float32, device="cpu", requires_grad=False)
+                self._state.gather(index, name, local_shard(entry[name]))
+            self.state[param] = entry
         try:
             packed = super().state_dict()
         finally:
-            self.state.clear()
+            self._name_states()
         packed[_META] = {"engine": self.engine, "host_share": self.host_share}
         return packed
 
@@ -370,7 +376,8 @@ class OffloadStreamAdamW(torch.optim.Optimizer):
         """Load a dictionary of :meth:`state_dict`, or of ``torch.optim.AdamW``, into this layout.
 
         Weights and optimizer may be loaded in either order. Where the weights are not the rounded masters, the
-        weights win. A state without ``master`` (torch's) takes its masters from the weights.
+        weights win. A state without ``master`` (torch's) takes its masters from the weights. Hooks see what they
+        see with torch's optimizers: before, the dictionary as given; after, the whole state loaded.
 
         Warns:
             UserWarning: the state comes from another engine or share: going on is right, but not bit for bit.
@@ -380,27 +387,56 @@ class OffloadStreamAdamW(torch.optim.Optimizer):
             ValueError: the parameter groups do not match.
         """
         self.drain()
-        ids = [i for group in state_dict["param_groups"] for i in group["params"]]
-        entries: Mapping[Any, Mapping[str, Any]] = state_dict["state"]
-        flat = [
-            checked_entry(entries.get(i), local_shard(p), n)
-            for n, (i, p) in enumerate(zip(ids, self._params, strict=False))
+        flat: list[tuple[int, dict[str, Tensor]] | None] = []
+        source: list[Any] = []
+
+        def take(_: torch.optim.Optimizer, given: dict[str, Any]) -> dict[str, Any]:
+            ids = [i for group in given["param_groups"] for i in group["params"]]
+            entries: Mapping[Any, Mapping[str, Any]] = given["state"]
+            flat.extend(
+                checked_entry(entries.get(i), local_shard(p), n)
+                for n, (i, p) in enumerate(zip(ids, self._params, strict=False))
+            )
+            for group in given["param_groups"]:
+                check_group(group)
+            source.append(given.get(_META))
+            return {**given, "state": {}}
+
+        def put(_: torch.optim.Optimizer) -> None:
+            for index, entry in enumerate(flat):
+                self._state.clear(index)
+                self._steps[index] = 0 if entry is None else entry[0]
+                self._has_master[index] = entry is not None and "master" in entry[1]
+                for name, value in ({} if entry is None else entry[1]).items():
+                    self._state.scatter(index, name, value)
+            for group in self.param_groups:
+                group.setdefault("replicas", 1)
+            self._counts.set(self._steps)
+            self.adopt_weights()
+            self._name_states()
+            self._torn = None
+
+        # Behind the user's hooks, and before them.
+        hooks = [
+            self.register_load_state_dict_pre_hook(take),
+            self.register_load_state_dict_post_hook(put, prepend=True),
         ]
-        for group in state_dict["param_groups"]:
-            check_group(group)
-        super().load_state_dict({**state_dict, "state": {}})
-        self._warn_of_other_engine(state_dict.get(_META))
-        for index, entry in enumerate(flat):
-            self._state.clear(index)
-            self._steps[index] = 0 if entry is None else entry[0]
-            self._has_master[index] = entry is not None and "master" in entry[1]
-            for name, value in ({} if entry is None else entry[1]).items():
-                self._state.scatter(index, name, value)
-        for group in self.param_groups:
-            group.setdefault("replicas", 1)
-        self._counts.set(self._steps)
-        self.adopt_weights()
-        self._torn = None
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        self._warn_of_other_engine(source[0])
+
+    def _name_states(self) -> None:
+        """What ``state`` holds between calls: which parameters have state, and its names; the values are on the host.
+
+        Tools that look there (torch.distributed.checkpoint) see that nothing has to be made, and what to ask for.
+        """
+        self.state.clear()
+        for param, has in zip(self._params, self._has_master, strict=True):
+            if has:
+                self.state[param] = dict.fromkeys(("step", *STATE_NAMES))
 
     def _warn_of_other_engine(self, saved: Any) -> None:
         mine = (self.engine, self.host_share)

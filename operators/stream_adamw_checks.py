@@ -152,9 +152,9 @@ def checked_entry(
     """Steps and flat states of one saved parameter, checked."""
     if not entry:
         return None
-    states = {name: local_shard(entry[name]) for name in STATE_NAMES if name in entry}
+    states = {name: local_shard(entry[name]) for name in STATE_NAMES if isinstance(entry.get(name), Tensor)}
     for name in ("step", "exp_avg", "exp_avg_sq"):
-        if name not in entry:
+        if (name != "step" and name not in states) or name not in entry:
             raise RuleError(
                 rule="a saved AdamW state has step, exp_avg and exp_avg_sq",
                 value=f"parameter {index}: {sorted(entry)}",

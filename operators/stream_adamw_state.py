@@ -43,12 +43,11 @@ class FlatState:
         """``[3, n]`` fp32: master, first and second moment of a bucket."""
         return self._memory[3 * bucket.offset : 3 * (bucket.offset + bucket.size)].view(3, bucket.size)
 
-    def gather(self, param: int, name: str, size: int) -> Tensor:
-        """One state of one parameter as a new ``[size]`` fp32 tensor on the CPU."""
-        out = torch.empty(size, dtype=torch.float32)
+    def gather(self, param: int, name: str, out: Tensor) -> None:
+        """One state of one parameter into ``out``, contiguous fp32 of the parameter's size."""
+        flat = out.view(-1)
         for start, stop, piece in self._parts(param, name):
-            out[start:stop].copy_(piece)
-        return out
+            flat[start:stop].copy_(piece)
 
     def scatter(self, param: int, name: str, value: Tensor) -> None:
         """Write one state of one parameter from ``[size]``."""

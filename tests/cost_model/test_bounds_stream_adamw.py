@@ -16,9 +16,15 @@ from operators.bounds import stream_adamw as held
     staging_slots=st.integers(1, 8),
     engine=st.sampled_from(["device", "stream", "host", "split"]),
     host_share=st.floats(0, 1),
+    host_bucket_params=st.none() | st.integers(64, 10**9),
 )
 def test_both_rooms_count_the_same_bytes(
-    params: int, bucket_params: int, staging_slots: int, engine: str, host_share: float
+    params: int,
+    bucket_params: int,
+    staging_slots: int,
+    engine: str,
+    host_share: float,
+    host_bucket_params: int | None,
 ) -> None:
     shape = {
         "params": params,
@@ -28,7 +34,8 @@ def test_both_rooms_count_the_same_bytes(
         "host_share": host_share,
     }
     assert planned.stream_adamw_terms(**shape) == held.stream_adamw_terms(**shape)  # type: ignore[arg-type]
-    assert planned.host_bytes(**shape) == held.host_bytes(**shape)  # type: ignore[arg-type]
+    coarse = {**shape, "host_bucket_params": host_bucket_params}
+    assert planned.host_bytes(**coarse) == held.host_bytes(**coarse)  # type: ignore[arg-type]
     assert planned.staging_bytes(bucket_params, staging_slots) == held.staging_bytes(
         bucket_params, staging_slots
     )
@@ -55,4 +62,6 @@ def test_what_each_engine_holds() -> None:
     }
     assert planned.host_bytes(**shape, engine="stream") == 19_200_000_000
     assert planned.host_bytes(**shape, engine="host") == 19_200_000_000 + 240_000_000 + 256
+    coarse = planned.host_bytes(**shape, engine="split", host_share=0.25, host_bucket_params=25_000_000)
+    assert coarse == 19_200_000_000 + 600_000_000 + 256
     assert planned.host_bytes(**shape, engine="device") == 0

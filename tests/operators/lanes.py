@@ -42,6 +42,11 @@ class HeldLanes:
         """Pieces of work that were run so far."""
         return len(self._done)
 
+    @property
+    def left(self) -> int:
+        """Pieces of work that still wait."""
+        return self._queued - len(self._done)
+
     def mark(self) -> HeldMark:
         return HeldMark()
 

@@ -69,6 +69,7 @@ def assert_equal(
     bucket_params=st.integers(64, 700),
     staging_slots=st.integers(1, 4),
     host_share=st.floats(0, 1),
+    host_bucket_params=st.none() | st.integers(64, 700),
 )
 def test_every_engine_is_torchs_adamw(
     shapes: list[Any],
@@ -77,9 +78,11 @@ def test_every_engine_is_torchs_adamw(
     bucket_params: int,
     staging_slots: int,
     host_share: float,
+    host_bucket_params: int | None,
 ) -> None:
     if engine["engine"] == "split":
         engine = {**engine, "host_share": host_share}
+    engine = {**engine, "host_bucket_params": host_bucket_params}
     params = parameters(shapes, dtype)
     twins = fp32_twins(params)
     ours = OffloadStreamAdamW(

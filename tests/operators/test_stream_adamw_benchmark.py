@@ -30,3 +30,17 @@ def test_the_tiny_benchmark(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         if row["provider"] == "flatpeak" and config["engine"] == "stream":
             staging = 16 * config["bucket_params"] * config["staging_slots"]
             assert staging <= int(row["allocated_bytes"]) <= staging + 4096
+
+
+def test_the_study_of_split(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "rows.csv"
+    arguments = ["--tiny", "--study", "split", "--params", "100000", "--repeats", "1", "--out", str(out)]
+    assert main(arguments) == 0
+    assert "of the better alone" in capsys.readouterr().out
+    with out.open() as file:
+        rows = list(csv.DictReader(file))
+    steps = [json.loads(r["config_json"]) for r in rows if r["provider"] == "flatpeak"]
+    assert {c["engine"] for c in steps} == {"stream", "host", "split"}
+    assert len({c["host_share"] for c in steps if c["engine"] == "split"}) == 5
+    assert [c["host_share"] for c in steps if c.get("throttled") is False] == [0.35]
+    assert {r["pass"] for r in rows if r["provider"] == "memory"} == {"scale"}

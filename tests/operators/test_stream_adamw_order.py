@@ -93,9 +93,37 @@ def test_no_order_of_the_lanes_changes_a_bit(
 
 
 @pytest.mark.parametrize("slow", ["in", "out", "random"])
-def test_a_delayed_lane_of_the_host_pass_changes_nothing(slow: Slow) -> None:
+@pytest.mark.parametrize("slots", [1, 2, 3])
+def test_a_delayed_lane_of_the_host_pass_changes_nothing(slow: Slow, slots: int) -> None:
     live = [[True] * 4, [True, False, True, True], [True] * 4]
-    assert same(train(lambda _: HeldLanes(slow), 3, 2, live, "host"), reference(3, live))
+    assert same(train(lambda _: HeldLanes(slow), 3, slots, live, "host"), reference(3, live))
+
+
+@pytest.mark.parametrize("slots", [1, 2, 3])
+def test_beside_a_host_pass_the_stream_is_queued_bucket_by_bucket(slots: int) -> None:
+    """What is queued whole would hold up the copies that the host pass queues later."""
+    lanes: list[HeldLanes] = []
+
+    def lanes_of(_: torch.device) -> HeldLanes:
+        lanes.append(HeldLanes("random"))
+        return lanes[-1]
+
+    params = [torch.nn.Parameter(torch.randn(4000).bfloat16())]
+    params[0].grad = torch.randn(4000).bfloat16()
+    optimizer = OffloadStreamAdamW(
+        params,
+        engine="split",
+        host_share=0.25,
+        bucket_params=64,
+        staging_slots=slots,
+        host_kernel="plain",
+        make_lanes=lanes_of,
+    )
+    optimizer.step()
+    assert lanes[0].left <= 3 * slots + 2
+    optimizer.drain()
+    assert lanes[0].left == 0
+    assert lanes[0].ran > 3 * 40
 
 
 @pytest.mark.parametrize("slow", ["in", "out", "compute"])

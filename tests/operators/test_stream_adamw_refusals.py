@@ -22,6 +22,8 @@ def parameter(n: int = 100, dtype: torch.dtype = torch.float32) -> torch.nn.Para
         ({"amsgrad": True}, "amsgrad is not supported"),
         ({"engine": "fast"}, "engine is one of"),
         ({"bucket_params": 10}, "bucket_params is at least 64"),
+        ({"engine": "host", "host_bucket_params": 10}, "host_bucket_params is at least 64"),
+        ({"engine": "host", "host_threads": 0}, "host_threads is at least 1"),
         ({"staging_slots": 0}, "staging_slots is at least 1"),
         ({"host_share": 0.5}, "belongs to engine='split'"),
         ({"engine": "split", "host_share": 1.5}, "host_share lies in"),

@@ -183,3 +183,39 @@ def test_a_state_that_does_not_fit_is_refused_and_nothing_changes(change: Any, r
     with pytest.raises(ValueError, match="different number of parameter groups"):
         optimizer.load_state_dict({"state": {}, "param_groups": []})
     assert equal(optimizer.state_dict(), before)
+
+
+def test_hooks_see_and_change_what_is_loaded() -> None:
+    model = net()
+    optimizer = build(model)
+    steps(model, optimizer, 0, 2)
+    saved = optimizer.state_dict()
+    other = build(net())
+    seen: list[float] = []
+
+    def halve(_: torch.optim.Optimizer, given: dict[str, Any]) -> dict[str, Any]:
+        state = {i: {**entry, "exp_avg": entry["exp_avg"] / 2} for i, entry in given["state"].items()}
+        return {**given, "state": state}
+
+    def look(loaded: torch.optim.Optimizer) -> None:
+        seen.append(float(loaded.state_dict()["state"][0]["exp_avg"].sum()))
+
+    other.register_load_state_dict_pre_hook(halve)
+    other.register_load_state_dict_post_hook(look)
+    other.load_state_dict(saved)
+    entry = other.state_dict()["state"][0]
+    assert torch.equal(entry["exp_avg"], saved["state"][0]["exp_avg"] / 2)
+    assert torch.equal(entry["master"], saved["state"][0]["master"])
+    assert seen == [float(entry["exp_avg"].sum())]
+
+
+def test_between_calls_the_state_names_what_there_is() -> None:
+    model = net()
+    optimizer = build(model)
+    assert not optimizer.state
+    next(iter(model.parameters())).grad = torch.ones(31, 13).bfloat16()
+    optimizer.step()
+    optimizer.state_dict()
+    assert [list(entry) for entry in optimizer.state.values()] == [
+        ["step", "master", "exp_avg", "exp_avg_sq"]
+    ]
