@@ -17,7 +17,9 @@ from torch import Tensor
 
 from benchmarks.stream_adamw_bench import Bench, Result, Row
 from benchmarks.stream_adamw_peers import synchronize
+from operators.host_adamw import NativeUpdate
 from operators.pinned_slab import PinnedSlab
+from operators.staging import lanes_for
 from operators.stream_adamw import OffloadStreamAdamW
 
 _BETA, _SLOTS = 5, 3
@@ -71,6 +73,21 @@ def split_study(bench: Bench) -> Result:
             )
             study.time(split, "split", best["host_threads"])
             del split
+    good = {"engine": "split", "host_share": best["host_share"]}
+    for bucket in (
+        2,
+        25,
+    ):  # weights stored through the caches: a small bucket may still lie there when it is sent
+        split = study.build(**good, host_bucket_params=bucket * bench.unit)
+        update = split._host._update if split._host is not None else None
+        if isinstance(update, NativeUpdate):
+            update.past_caches = False
+            study.apart(split, {"past_caches": False}, best["host_threads"])
+        del split
+    lanes = lanes_for(bench.device)
+    split = study.build(**good, host_bucket_params=_BUCKET * bench.unit, make_lanes=lambda _: lanes)
+    study.apart(split, {"lanes": "shared"}, best["host_threads"])
+    del split
     # torch's own kernel with its conversions, as a yardstick: it moves more of what both share
     split = study.build(
         engine="split",

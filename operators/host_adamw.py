@@ -111,10 +111,15 @@ class _Scalars(ctypes.Structure):
 
 
 class NativeUpdate:
-    """:class:`HostUpdate` by the compiled pass."""
+    """:class:`HostUpdate` by the compiled pass.
+
+    Attributes:
+        past_caches: store weights past the CPU's caches, which never read them (x86).
+    """
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
+        self.past_caches = True
 
     def __call__(
         self,
@@ -151,6 +156,7 @@ class NativeUpdate:
             ctypes.c_int64(master.numel()),
             ctypes.byref(scalars),
             ctypes.c_int(threads),
+            ctypes.c_int(self.past_caches),
         )
 
 

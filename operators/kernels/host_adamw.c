@@ -61,9 +61,9 @@ static inline __attribute__((always_inline)) void span(
   }
 }
 
-static inline void store_past_caches(char *restrict to, const char *restrict from, int64_t bytes) {
+static inline void store(char *restrict to, const char *restrict from, int64_t bytes, int past_caches) {
 #ifdef __SSE2__
-  if (((uintptr_t)to & 15) == 0 && (bytes & 15) == 0) {
+  if (past_caches && ((uintptr_t)to & 15) == 0 && (bytes & 15) == 0) {
     for (int64_t i = 0; i < bytes; i += 16)
       _mm_stream_si128((__m128i *)(to + i), _mm_load_si128((const __m128i *)(from + i)));
     return;
@@ -81,7 +81,7 @@ static inline void fence(void) {
 /* Blocks are handed out as threads ask for them: one thread that loses its core does not hold up the rest. */
 #define ENTRY(NAME, GRAD_BF16, WEIGHT_BF16)                                                                   \
   void NAME(float *master, float *exp_avg, float *exp_avg_sq, const void *grad, void *weight, int64_t n,       \
-            const struct scalars *given, int threads) {                                                       \
+            const struct scalars *given, int threads, int past_caches) {                                      \
     const struct scalars s = *given;                                                                          \
     const int64_t whole = n - n % LANE;                                                                       \
     const int64_t width = WEIGHT_BF16 ? 2 : 4;                                                                \
@@ -93,7 +93,7 @@ static inline void fence(void) {
       for (int64_t begin = block; begin < last; begin += STRIP) {                                             \
         const int64_t end = begin + STRIP < last ? begin + STRIP : last;                                      \
         span(master, exp_avg, exp_avg_sq, grad, strip, begin, end, s, GRAD_BF16, WEIGHT_BF16, 0);              \
-        store_past_caches(weights + begin * width, strip, (end - begin) * width);                             \
+        store(weights + begin * width, strip, (end - begin) * width, past_caches);                            \
       }                                                                                                       \
       fence();                                                                                                \
     }                                                                                                         \

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from operators.adamw_math import Hyper
 from operators.errors import RuleError
-from operators.host_adamw import HostUpdate, PlainUpdate, host_update, load_library
+from operators.host_adamw import HostUpdate, NativeUpdate, PlainUpdate, host_update, load_library
 
 DTYPES = st.sampled_from([torch.bfloat16, torch.float32])
 
@@ -65,6 +65,33 @@ def test_the_compiled_pass_stays_within_two_units_of_torchs(
         native[3], plain[3], rtol=2**-7 if weight_dtype == torch.bfloat16 else 3e-7, atol=1e-9
     )
     assert torch.equal(native[3], native[0].to(weight_dtype))
+
+
+@pytest.mark.parametrize("weight_dtype", [torch.bfloat16, torch.float32])
+def test_weights_stored_past_the_caches_are_the_same_at_any_address(weight_dtype: torch.dtype) -> None:
+    through, past = NativeUpdate(load_library()), NativeUpdate(load_library())
+    through.past_caches = False
+    for shift in (0, 1, 8):
+        written = []
+        for update in (through, past):
+            torch.manual_seed(0)
+            n = 40_003
+            weight = torch.zeros(n + 9, dtype=weight_dtype)
+            update(
+                torch.randn(n),
+                torch.zeros(n),
+                torch.zeros(n),
+                torch.randn(n),
+                weight[shift : shift + n],
+                hyper=Hyper(1e-2, 0.9, 0.999, 1e-8, 0.1),
+                step=1,
+                scale=1.0,
+                threads=2,
+            )
+            assert not weight[:shift].any()
+            assert not weight[shift + n :].any()
+            written.append(weight)
+        assert torch.equal(*written)
 
 
 def test_the_plain_pass_is_torchs_adamw() -> None:
