@@ -51,7 +51,7 @@ from operators.stream_adamw_engines import (
 from operators.stream_adamw_state import STATE_NAMES, FlatState, host_memory_of
 
 _META = "flatpeak"
-OPERATOR_VERSION = 1
+OPERATOR_VERSION = 2
 """Raised by hand when the schedule or the arithmetic of an engine changes: measurements are keyed by it."""
 
 

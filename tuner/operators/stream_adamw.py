@@ -29,7 +29,7 @@ class StreamAdamwAdapter:
     """
 
     name = "stream_adamw"
-    version = 1
+    version = 2
     providers = ("flatpeak", "torch", "host")
 
     def shape(self, given: Mapping[str, Any], ranks: int) -> Shape:
