@@ -70,6 +70,8 @@ def measure_rank(ranks: Ranks, payload: dict[str, Any], report: Report) -> dict[
         torch.cuda.empty_cache()
     report({"phase": "build"})
     runnable = adapter.build(request.shape, request.config, ranks, request.device, request.provider)
+    if cuda:
+        torch.cuda.empty_cache()  # what building left behind is not the operator's reserved memory
     warmups = _warm_up(runnable, ranks, request.device, report)
     peaks = {} if cuda else _tracked_peaks(runnable)
     report({"phase": "peak"})

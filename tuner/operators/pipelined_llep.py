@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from operators.ranks import Ranks
     from operators.routing import Routing
 
-_CHECK_TOKENS, _CHECK_HIDDEN, _CHECK_INTERMEDIATE = 24, 16, 12
+# Widths that grouped matmuls take: rows start on 16 bytes.
+_CHECK_TOKENS, _CHECK_HIDDEN, _CHECK_INTERMEDIATE = 24, 16, 8
 _MAX_CHUNKS = 64
 
 
