@@ -26,7 +26,7 @@ class Gang:
     def __init__(self, ranks: int, device: str) -> None:
         self.ranks, self.device = ranks, device
         # A fork of a process that has so much as counted the cards cannot use them, and what is preloaded may.
-        context = mp.get_context("spawn" if device == "cuda" else "forkserver")
+        context: Any = mp.get_context("spawn" if device == "cuda" else "forkserver")
         if device != "cuda":
             context.set_forkserver_preload(_PRELOAD)
         self._folder = Path(tempfile.mkdtemp(prefix="flatpeak-gang-"))
