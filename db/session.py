@@ -43,6 +43,10 @@ def queue_event(session: Session, row: Event) -> None:
     session.info.setdefault(_PENDING_EVENTS, []).append(row)
 
 
+class DatabaseUnreachable(RuleError):
+    """The database did not answer, or went away while it was spoken to: what was being written may be lost."""
+
+
 class Database:
     """An engine and its sessions.
 
@@ -116,9 +120,10 @@ class Database:
         try:
             yield
         except OperationalError as error:
-            if self._reachable():
+            # a server that has restarted meanwhile answers again, and has forgotten the transaction
+            if not error.connection_invalidated and self._reachable():
                 raise _explain_schema(error, self.url) or error from error
-            raise RuleError(
+            raise DatabaseUnreachable(
                 rule="the database must be reachable",
                 value=self.url,
                 remedy=f"Start it, or name another with --database or FLATPEAK_DATABASE. {_cause(error)}",

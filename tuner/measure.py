@@ -106,6 +106,7 @@ def measure_rank(ranks: Ranks, payload: dict[str, Any], report: Report) -> dict[
     }
     del runnable
     gc.collect()  # a warm rank must not carry this trial's graphs into the next one's peak
+    gc.freeze()  # what is left are modules: the next collections need not look through them
     return answer
 
 

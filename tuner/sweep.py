@@ -11,8 +11,7 @@ from db.lifecycle import SWEEP_TERMINAL, TERMINAL, SweepState, TrialState
 from db.repositories import IdempotencyRepository, NewTrial, SweepRepository, TrialRepository
 from db.session import Database
 from db.tables import Sweep, Trial
-from tuner.executors.base import OOM_KINDS, Executor
-from tuner.fingerprint import local_hardware_id
+from tuner.executors.base import OOM_KINDS, Executor, Site
 from tuner.proposals import Known, propose
 from tuner.registry import OperatorAdapter, check_provider, load_adapter
 from tuner.space import Config, Knob, Space, config_id
@@ -223,8 +222,11 @@ def spec_of(sweep: Sweep) -> SweepSpec:
     return SweepSpec.model_validate(sweep.spec_json)
 
 
-def extend_sweep(database: Database, sweep_id: str) -> bool:
+def extend_sweep(database: Database, sweep_id: str, site: Site) -> bool:
     """Propose the next point of an adaptive sweep when none is queued.
+
+    Args:
+        site: what its trials run on; its memory is the limit where the sweep states none.
 
     Returns:
         Whether the sweep has, or may still get, work: False when its last trial has been proposed.
@@ -239,7 +241,7 @@ def extend_sweep(database: Database, sweep_id: str) -> bool:
     if any(t.state == TrialState.QUEUED.value for t in trials):
         return True
     points = _points(spec_of(sweep))
-    limit = memory_limit_bytes(points.spec)
+    limit = memory_limit_bytes(points.spec, site)
     known = [_known(t) for t in trials]
     while _launched(trials) < sweep.max_trials:
         config = propose(sweep.strategy, points.space, known, seed=points.spec.seed, limit_bytes=limit)
@@ -320,7 +322,7 @@ def run_sweep(
     leases: Leases | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> SweepOutcome:
-    """Run a sweep to its end on this machine, beside whoever else works on it.
+    """Run a sweep to its end with this executor, beside whoever else works on it.
 
     Trials of workers of this machine that are known to be dead are taken back at once; others when their
     lease runs out. A sweep that was killed and is run again repeats no finished trial. A paused sweep stays
@@ -337,12 +339,14 @@ def run_sweep(
 
     with database.reading() as session:
         sweep = SweepRepository(session).get(sweep_id)
-    here = local_hardware_id(sweep.device)
-    if sweep.hardware_id not in (None, here):
+    if (
+        sweep.hardware_id is not None
+        and (here := executor.site(sweep.device).hardware_id) != sweep.hardware_id
+    ):
         raise RuleError(
             rule="a sweep bound to one kind of hardware runs only there",
             value=sweep.hardware_id,
-            remedy=f"This machine is {here}: run the sweep there, or create one for this machine.",
+            remedy=f"Here is {here}: run the sweep there, or create one for what is here.",
         )
     worker = Worker(database, lambda: executor, sweep_id=sweep_id, leases=leases, progress=progress)
     worker.run(stop)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from cost_model.errors import RuleError
 from tuner.executors.base import Timers
@@ -22,11 +22,21 @@ class _Strict(BaseModel):
 
 
 class Target(_Strict):
-    """What a sweep runs on: so many ranks of a device, on one kind of hardware or on any."""
+    """What a sweep runs on: so many ranks of a device, on one kind of hardware or on any.
+
+    Ranks stand on one node, or evenly on ``nodes`` of them: contiguous ranks, node by node.
+    """
 
     ranks: int = Field(ge=1, le=4096)
+    nodes: int = Field(default=1, ge=1, le=512)
     device: Literal["cpu", "cuda"] = "cpu"
     hardware_id: str | None = Field(default=None, max_length=128)
+
+    @model_validator(mode="after")
+    def _nodes_are_equally_full(self) -> Self:
+        if self.ranks % self.nodes:
+            raise ValueError(f"{self.ranks} ranks do not divide over {self.nodes} nodes")
+        return self
 
 
 class TimerSpec(_Strict):
@@ -36,9 +46,10 @@ class TimerSpec(_Strict):
     run_s: float = Field(default=1800.0, gt=0)
     stall_s: float = Field(default=120.0, gt=0)
     cancel_s: float = Field(default=5.0, gt=0)
+    place_s: float = Field(default=600.0, gt=0)
 
     def timers(self) -> Timers:
-        return Timers(self.start_s, self.run_s, self.stall_s, self.cancel_s)
+        return Timers(self.start_s, self.run_s, self.stall_s, self.cancel_s, self.place_s)
 
 
 class SweepSpec(_Strict):

@@ -8,14 +8,12 @@ from dataclasses import dataclass
 from time import monotonic, sleep
 from typing import Any
 
-from cost_model.errors import RuleError
 from db.lifecycle import TrialState
 from db.repositories import Claim, ClaimLost, SampleRepository, SweepRepository, TrialRepository
 from db.repositories.samples import NewSample
-from db.session import Database
-from tuner.executors.base import Executor, GangOutcome, GangTask, OutcomeKind
-from tuner.executors.local import cpu_share_bytes
-from tuner.fingerprint import commit, local_hardware, local_hardware_id, local_software
+from db.session import Database, DatabaseUnreachable
+from tuner.executors.base import Executor, GangOutcome, GangTask, OutcomeKind, Site
+from tuner.fingerprint import commit
 from tuner.measure import MeasureRequest
 from tuner.modes import split_modes
 from tuner.registry import OperatorAdapter, load_adapter, reference
@@ -57,13 +55,11 @@ class Answer:
     log_tail: str | None = None
 
 
-def memory_limit_bytes(spec: SweepSpec) -> int:
-    """Eq. 6 cap of one rank: the sweep's own, or this machine's card, or the rank's share of its RAM."""
+def memory_limit_bytes(spec: SweepSpec, site: Site) -> int:
+    """Eq. 6 cap of one rank: the sweep's own, or the card, or the rank's share of its node's RAM."""
     if spec.memory_limit_bytes is not None:
         return spec.memory_limit_bytes
-    if spec.target.device == "cuda":
-        return int(local_hardware("cuda")["hbm_bytes"])
-    return cpu_share_bytes(spec.target.ranks)
+    return site.rank_bytes(spec.target.device, spec.target.ranks // spec.target.nodes)
 
 
 def over_limit(bound_bytes: int | None, limit_bytes: int) -> str | None:
@@ -89,10 +85,12 @@ def run_trial(
         stop: the worker is asked to leave: the trial goes back to the queue unharmed.
 
     Returns:
-        The state it ended in; ``queued`` when it was given back; None when the claim was lost meanwhile.
+        The state it ended in; ``queued`` when it was given back (the worker was told to stop, or the cluster had
+        no room), ``lost`` when a rank's process died; None when the claim was lost meanwhile.
     """
     leases = leases or Leases()
-    limit = memory_limit_bytes(spec)
+    site = executor.site(spec.target.device)
+    limit = memory_limit_bytes(spec, site)
     try:
         if (reason := over_limit(claim.trial.bound_bytes, limit)) is not None:
             answer = Answer(TrialState.INFEASIBLE, "bound", reason)
@@ -102,16 +100,21 @@ def run_trial(
                 claim,
                 spec,
                 executor,
+                site,
                 leases=leases,
                 limit_bytes=limit,
                 stop=stop,
                 on_progress=on_progress,
             )
-            if outcome.kind == "cancelled" and not by_user:
-                _persist(leases, lambda: _give_back(database, claim))
+            if outcome.kind == "unplaced" or (outcome.kind == "cancelled" and not by_user):
+                told = "the worker was told to stop" if outcome.kind == "cancelled" else outcome.reason
+                _persist(leases, lambda: _give_back(database, claim, told))
                 return TrialState.QUEUED
+            if outcome.kind == "died":
+                _persist(leases, lambda: _retry(database, claim, outcome))
+                return TrialState.LOST
             answer = _answer(outcome, spec, limit)
-        _persist(leases, lambda: _store(database, claim, spec, answer))
+        _persist(leases, lambda: _store(database, claim, spec, site, answer))
     except ClaimLost:
         return None
     return answer.state
@@ -122,6 +125,7 @@ def _launch(
     claim: Claim,
     spec: SweepSpec,
     executor: Executor,
+    site: Site,
     *,
     leases: Leases,
     limit_bytes: int,
@@ -132,8 +136,8 @@ def _launch(
     with database.session() as session:
         TrialRepository(session).start(
             claim,
-            hardware_id=local_hardware_id(spec.target.device),
-            software=local_software(),
+            hardware_id=site.hardware_id,
+            software=site.software,
         )
     request = MeasureRequest(
         adapter=reference(spec.operator),
@@ -148,6 +152,7 @@ def _launch(
         payload=request.payload(),
         ranks=spec.target.ranks,
         device=spec.target.device,
+        nodes=spec.target.nodes,
         timers=spec.timers.timers(),
         host_limit_bytes=limit_bytes + _HOST_SLACK_BYTES if spec.target.device == "cpu" else None,
     )
@@ -190,7 +195,7 @@ class Heart:
             try:
                 with self._database.session() as session:
                     beat = TrialRepository(session).heartbeat(self._claim_id, lease_s=self._leases.lease_s)
-            except RuleError:  # unreachable: it may come back before the lease runs out
+            except DatabaseUnreachable:  # it may come back before the lease runs out
                 if monotonic() - heard > self._leases.lease_s:
                     self._stop.set()
                 continue
@@ -267,7 +272,7 @@ def _totals(samples: tuple[NewSample, ...], repeats: int, name: str | None = Non
     return [sum(t for (r, _), t in slowest.items() if r == repeat) for repeat in range(repeats)]
 
 
-def _store(database: Database, claim: Claim, spec: SweepSpec, answer: Answer) -> None:
+def _store(database: Database, claim: Claim, spec: SweepSpec, site: Site, answer: Answer) -> None:
     adapter: OperatorAdapter = load_adapter(spec.operator)
     with database.session() as session:
         TrialRepository(session).finish(
@@ -287,15 +292,23 @@ def _store(database: Database, claim: Claim, spec: SweepSpec, answer: Answer) ->
             provider=spec.provider,
             shape=spec.shape,
             ranks=spec.target.ranks,
-            hardware_id=local_hardware_id(spec.target.device),
+            hardware_id=site.hardware_id,
             operator_version=adapter.version,
             commit=commit(),
         )
 
 
-def _give_back(database: Database, claim: Claim) -> None:
+def _give_back(database: Database, claim: Claim, reason: str) -> None:
     with database.session() as session:
-        TrialRepository(session).release(claim, "the worker was told to stop")
+        TrialRepository(session).release(claim, reason)
+
+
+def _retry(database: Database, claim: Claim, outcome: GangOutcome) -> None:
+    """A process that is gone says little about the point: the whole gang is tried again, a few times."""
+    with database.session() as session:
+        TrialRepository(session).abandon(
+            claim.claim_id, outcome.reason, reason_kind=outcome.kind, log_tail=outcome.log_tail or None
+        )
 
 
 def _persist(leases: Leases, write: Callable[[], None]) -> None:
@@ -304,7 +317,7 @@ def _persist(leases: Leases, write: Callable[[], None]) -> None:
     while True:
         try:
             write()
-        except RuleError:
+        except DatabaseUnreachable:
             if monotonic() > until:
                 raise
             sleep(min(1.0, leases.heartbeat_s))

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from time import sleep
+from time import monotonic, sleep
 from typing import TYPE_CHECKING
 
 import psutil
@@ -17,9 +17,8 @@ import psutil
 from cost_model.errors import RuleError
 from db.lifecycle import TrialState
 from db.repositories import Claim, SweepRepository, TrialRepository
-from db.session import Database
-from tuner.executors.base import Executor
-from tuner.fingerprint import local_hardware_id
+from db.session import Database, DatabaseUnreachable
+from tuner.executors.base import Executor, Site
 from tuner.trial import Leases, failures_pause, run_trial
 
 if TYPE_CHECKING:
@@ -27,6 +26,8 @@ if TYPE_CHECKING:
 
 _IDLE_S = 1.0
 _IDLE_STEP_S = 0.1
+# A database that restarts is waited for; one that stays away is an error.
+_PATIENCE_S = 300.0
 
 
 class Worker:
@@ -59,13 +60,23 @@ class Worker:
         """Work until ``stop`` (asked, or set), or until the one sweep has ended or paused.
 
         A trial that runs when ``stop`` comes goes back to the queue and is not counted as lost.
+
+        Raises:
+            RuleError: the one sweep does not fit, or the database has been away for minutes.
         """
         asked = stop.is_set if isinstance(stop, threading.Event) else stop
+        heard = monotonic()
         while not asked():
-            if self._step(asked):
-                continue
-            if self._sweep_id is not None and not self._active():
-                return
+            try:
+                if self._step(asked):
+                    heard = monotonic()
+                    continue
+                if self._sweep_id is not None and not self._active():
+                    return
+                heard = monotonic()
+            except DatabaseUnreachable:
+                if monotonic() - heard > _PATIENCE_S:
+                    raise
             for _ in range(round(_IDLE_S / _IDLE_STEP_S)):
                 if asked():
                     return
@@ -100,25 +111,28 @@ class Worker:
             stop=stop,
             on_progress=lambda phase: self._tell(sweep_id, claim, phase),
         )
-        if state is TrialState.FAILED:
+        if state in (TrialState.FAILED, TrialState.LOST):
             failures_pause(self._database, sweep_id)
         self._tell(sweep_id, None, None)
         return True
 
-    def _extend_or_settle(self, extend: Callable[[Database, str], bool]) -> bool:
+    def _extend_or_settle(self, extend: Callable[[Database, str, Site], bool]) -> bool:
         moved = False
         with self._database.reading() as session:
             active = SweepRepository(session).active()
         for sweep in active:
             if self._sweep_id is not None and sweep.id != self._sweep_id:
                 continue
-            if sweep.hardware_id not in (None, local_hardware_id(sweep.device)):
+            if not self._fits(sweep.ranks, sweep.device):
                 continue
-            more = extend(self._database, sweep.id)
+            site = self._made().site(sweep.device)
+            if sweep.hardware_id not in (None, site.hardware_id):
+                continue
+            more = extend(self._database, sweep.id, site)
             with self._database.session() as session:
                 trials = TrialRepository(session).of_sweep(sweep.id, state=TrialState.QUEUED.value)
                 state = SweepRepository(session).settle(sweep.id, complete=not more)
-            moved |= bool(trials) and self._fits(sweep.ranks, sweep.device)
+            moved |= bool(trials)
             if state.value != sweep.state:
                 self._tell(sweep.id, None, None)
         return moved
@@ -139,7 +153,7 @@ class Worker:
                     sweep_id=self._sweep_id,
                     max_ranks=ranks,
                     devices=[device],
-                    hardware_ids=[local_hardware_id(device)],
+                    hardware_ids=[executor.site(device).hardware_id],
                 )
             if claim is not None:
                 return claim

@@ -11,7 +11,7 @@ from db.ids import new_id
 from db.lifecycle import LIVE, SWEEP_TERMINAL, TERMINAL, SweepState, TrialState
 from db.repositories.events import EventRepository
 from db.repositories.paging import Page, newest_first
-from db.tables import Attempt, Json, Sweep, Trial
+from db.tables import Json, Sweep, Trial
 
 _S = SweepState
 _OOM = ("device_oom", "host_oom")
@@ -179,20 +179,20 @@ class SweepRepository:
         return target
 
     def recent_failures(self, sweep_id: str, window_s: float) -> list[str]:
-        """Reasons of the attempts that failed, not by lack of memory, in the last ``window_s`` seconds.
+        """Reasons of the trials that failed, not by lack of memory, in the last ``window_s`` seconds.
 
         Those from before the last resume are forgotten.
         """
         rows = self._session.execute(
-            select(Attempt.reason_kind, Attempt.reason)
-            .join(Sweep, Sweep.id == Attempt.sweep_id)
+            select(Trial.reason_kind, Trial.reason)
+            .join(Sweep, Sweep.id == Trial.sweep_id)
             .where(
-                Attempt.sweep_id == sweep_id,
-                Attempt.outcome == TrialState.FAILED.value,
-                Attempt.finished_at > database_now() - window_s,
-                Attempt.finished_at > func.coalesce(Sweep.resumed_at, 0.0),
+                Trial.sweep_id == sweep_id,
+                Trial.state == TrialState.FAILED.value,
+                Trial.finished_at > database_now() - window_s,
+                Trial.finished_at > func.coalesce(Sweep.resumed_at, 0.0),
             )
-            .order_by(Attempt.finished_at)
+            .order_by(Trial.finished_at)
         )
         return [reason or kind or "" for kind, reason in rows if kind not in _OOM]
 

@@ -316,31 +316,44 @@ class TrialRepository:
         """Attempts that hold a trial now, whoever works on them."""
         return list(self._session.scalars(select(Attempt).where(Attempt.finished_at.is_(None))))
 
-    def abandon(self, claim_id: str, reason: str) -> bool:
-        """Take a trial back before its lease runs out, because its worker is known to be dead."""
-        return self._lose(claim_id, reason) is not None
+    def abandon(
+        self, claim_id: str, reason: str, *, reason_kind: str = "lost", log_tail: str | None = None
+    ) -> bool:
+        """Take a trial back before its lease runs out, because its worker or one of its ranks is dead.
+
+        Counted as a loss. False when the claim no longer holds the trial.
+        """
+        return self._lose(claim_id, reason, kind=reason_kind, log_tail=log_tail) is not None
 
     def release(self, claim: Claim, reason: str) -> bool:
         """Give a trial back unharmed (the worker was told to stop): not counted as a loss."""
-        return self._lose(claim.claim_id, reason, counted=False) is not None
+        return self._lose(claim.claim_id, reason, kind="released", counted=False) is not None
 
     # -- within ----------------------------------------------------------------------------------------
 
-    def _lose(self, claim_id: str, reason: str, *, counted: bool = True) -> str | None:
+    def _lose(
+        self,
+        claim_id: str,
+        reason: str,
+        *,
+        kind: str = "lost",
+        counted: bool = True,
+        log_tail: str | None = None,
+    ) -> str | None:
         try:
             trial = self._fenced(
                 claim_id, _S.LOST, {"losses": Trial.losses + (1 if counted else 0), "claim_id": None}
             )
         except ClaimLost:
             return None
-        self._end_attempt(claim_id, _S.LOST, "lost" if counted else "released", reason, None)
+        self._end_attempt(claim_id, _S.LOST, kind, reason, log_tail)
         self._tell(trial, _S.LOST, reason=reason)
         values: dict[str, Any]
         if trial.cancel_requested:
             target, values = _S.CANCELLED, {"reason_kind": "cancelled", "reason": reason}
         elif trial.losses > MAX_LOSSES:
             target = _S.FAILED
-            values = {"reason_kind": "lost", "reason": f"lost {trial.losses} times; the last time {reason}"}
+            values = {"reason_kind": kind, "reason": f"lost {trial.losses} times; the last time {reason}"}
         else:
             target, values = _S.QUEUED, {}
         if target in TERMINAL:

@@ -26,6 +26,12 @@ def add(ranks: Ranks, payload: dict[str, Any], report: Report) -> dict[str, Any]
     return {"total": float(total), "pid": os.getpid(), "env": {name: os.environ[name] for name in names}}
 
 
+def where(ranks: Ranks, payload: dict[str, Any], report: Report) -> dict[str, Any]:
+    """Where the rank stands, and whether it could talk to a cluster."""
+    ranks.barrier()
+    return {"local_rank": os.environ["LOCAL_RANK"], "token": "RAY_AUTH_TOKEN" in os.environ}
+
+
 def misbehave(ranks: Ranks, payload: dict[str, Any], report: Report) -> None:
     """Rank 1 does what ``payload`` says; the others wait for it in a collective."""
     report({"phase": "begin"})

@@ -1,106 +1,13 @@
-"""The contract of executors: an outcome in any case, a reason, no process left, and the next task runs."""
+"""The executor of this machine keeps the contract."""
 
 from __future__ import annotations
 
-import os
-import time
 from collections.abc import Iterator
-from typing import Any
 
-import psutil
 import pytest
 
-from tuner.executors.base import Executor, GangTask, Timers
+from tests.tuner.executor_contract import ExecutorContract, task
 from tuner.executors.local import LocalExecutor
-
-_TIMERS = Timers(start_s=120.0, run_s=120.0, stall_s=60.0, cancel_s=2.0)
-
-
-def task(
-    function: str, payload: dict[str, Any] | None = None, *, timers: Timers = _TIMERS, **more: Any
-) -> GangTask:
-    return GangTask(f"tests.tuner.rank_tasks:{function}", payload or {}, ranks=2, timers=timers, **more)
-
-
-class ExecutorContract:
-    """What every executor promises; a subclass gives the fixture ``executor``."""
-
-    def check_usable(self, executor: Executor) -> None:
-        outcome = executor.run(task("add", {"value": 1}))
-        assert outcome.kind == "done", outcome
-        assert [r["total"] for r in outcome.results] == [3.0, 3.0]
-
-    def test_ranks_work_together_stay_warm_and_report(self, executor: Executor) -> None:
-        heard: list[tuple[int, dict[str, Any]]] = []
-        first = executor.run(task("add", {"value": 1}), on_progress=lambda rank, p: heard.append((rank, p)))
-        second = executor.run(task("add", {"value": 2}))
-        assert first.ok
-        assert [r["total"] for r in second.results] == [5.0, 5.0]
-        assert [r["pid"] for r in first.results] == [r["pid"] for r in second.results]
-        assert sorted(heard) == [(0, {"phase": "adding"}), (1, {"phase": "adding"})]
-        environments = [r["env"] for r in first.results]
-        assert [e["RANK"] for e in environments] == ["0", "1"]
-        assert {e["WORLD_SIZE"] for e in environments} == {"2"}
-        assert all(int(e["OMP_NUM_THREADS"]) >= 1 for e in environments)
-        assert "rank 1 has added" in first.log_tail
-
-    @pytest.mark.parametrize(
-        ("act", "kind", "said"),
-        [
-            ("raise", "raised", "rank 1 is ill"),
-            ("kill", "died", "SIGKILL"),
-            ("exit", "died", "exit code 3"),
-            ("memory_error", "host_oom", "MemoryError"),
-            ("device_oom", "device_oom", "Tried to allocate 2.00 GiB"),
-        ],
-    )
-    def test_one_bad_rank_ends_the_gang_with_its_reason(
-        self, executor: Executor, act: str, kind: str, said: str
-    ) -> None:
-        outcome = executor.run(task("misbehave", {"act": act}))
-        assert (outcome.kind, outcome.rank) == (kind, 1), outcome
-        assert said in outcome.reason
-        assert "More text" not in outcome.reason
-        assert "rank 1 is about to misbehave" in outcome.log_tail
-        self.check_usable(executor)
-
-    def test_a_hung_rank_is_ended_by_the_stall_timer(self, executor: Executor) -> None:
-        self.check_usable(executor)
-        timers = Timers(start_s=120.0, run_s=120.0, stall_s=2.0, cancel_s=1.0)
-        outcome = executor.run(task("misbehave", {"act": "hang"}, timers=timers))
-        assert outcome.kind == "stalled"
-        assert "no progress for 2 s" in outcome.reason
-        self.check_usable(executor)
-
-    def test_progress_does_not_buy_more_than_the_whole_allowance(self, executor: Executor) -> None:
-        self.check_usable(executor)
-        timers = Timers(start_s=120.0, run_s=1.0, stall_s=60.0, cancel_s=1.0)
-        assert executor.run(task("keep_reporting", timers=timers)).kind == "timeout"
-
-    def test_a_task_is_cancelled_while_it_runs(self, executor: Executor) -> None:
-        asked = iter([False, False])
-        outcome = executor.run(task("misbehave", {"act": "hang"}), cancelled=lambda: next(asked, True))
-        assert outcome.kind == "cancelled"
-        self.check_usable(executor)
-
-    def test_a_refused_configuration_keeps_the_gang(self, executor: Executor) -> None:
-        before = executor.run(task("add", {"value": 1}))
-        outcome = executor.run(task("refuse", {"a": 1}))
-        after = executor.run(task("add", {"value": 1}))
-        assert outcome.kind == "invalid"
-        assert "nothing is right" in outcome.reason
-        assert [r["pid"] for r in before.results] == [r["pid"] for r in after.results]
-
-    def test_host_memory_is_limited_and_its_lack_is_a_result(self, executor: Executor) -> None:
-        wanted = {"bytes": 2**30}
-        outcome = executor.run(task("allocate", wanted, host_limit_bytes=256 * 2**20))
-        assert outcome.kind == "host_oom", outcome
-        assert executor.run(task("allocate", {"bytes": 2**26}, host_limit_bytes=2**30)).kind == "done"
-
-    def test_more_ranks_than_there_is_room_for_are_refused(self, executor: Executor) -> None:
-        outcome = executor.run(GangTask("tests.tuner.rank_tasks:add", {"value": 1}, ranks=2, device="cuda"))
-        assert outcome.kind == "invalid"
-        assert "0 cuda ranks" in outcome.reason
 
 
 @pytest.fixture(scope="module")
@@ -115,27 +22,11 @@ class TestLocalExecutor(ExecutorContract):
     def executor(self, local: LocalExecutor) -> LocalExecutor:
         return local
 
-    def test_a_rank_that_dies_between_tasks_is_noticed(self, executor: LocalExecutor) -> None:
-        self.check_usable(executor)
-        victim = psutil.Process(executor.pids()[0])
-        victim.kill()
-        victim.wait(timeout=10)
-        self.check_usable(executor)
+    @pytest.fixture
+    def new(self) -> type[LocalExecutor]:
+        return LocalExecutor
 
-    def test_ranks_that_do_not_come_up_are_said_so(self) -> None:
-        executor = LocalExecutor()
-        outcome = executor.run(task("add", {"value": 1}, timers=Timers(start_s=0.0, cancel_s=0.0)))
-        assert outcome.kind == "start"
-        assert "did not join within 0 s" in outcome.reason
-        executor.close()
-
-    def test_closing_leaves_no_process(self) -> None:
-        executor = LocalExecutor()
-        self.check_usable(executor)
-        pids = executor.pids()
-        executor.close()
-        deadline = time.monotonic() + 10
-        while any(psutil.pid_exists(pid) for pid in pids) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert not any(psutil.pid_exists(pid) for pid in pids)
-        assert os.getpid() not in pids
+    def test_several_nodes_are_refused(self, executor: LocalExecutor) -> None:
+        outcome = executor.run(task("add", {"value": 1}, nodes=2))
+        assert outcome.kind == "invalid"
+        assert "one node" in outcome.reason

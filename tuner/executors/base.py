@@ -15,6 +15,7 @@ OutcomeKind = Literal[
     "died",  # a rank's process ended
     "stalled",  # no rank made progress
     "timeout",  # the task took longer than its whole allowance
+    "unplaced",  # there was no room for the gang: nothing is known of the task
     "start",  # the gang did not come up
     "cancelled",
 ]
@@ -26,14 +27,15 @@ OOM_KINDS: tuple[OutcomeKind, ...] = ("device_oom", "host_oom")
 class Timers:
     """How long each part of a task may take, in seconds.
 
-    ``stall_s`` counts from the last repetition that the slowest rank finished: a rank that hangs in a
-    collective is alive but makes none.
+    ``place_s`` is the wait for room on a cluster. ``stall_s`` counts from the last repetition that the
+    slowest rank finished: a rank that hangs in a collective is alive but makes none.
     """
 
     start_s: float = 120.0
     run_s: float = 1800.0
     stall_s: float = 120.0
     cancel_s: float = 5.0
+    place_s: float = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,7 @@ class GangTask:
         function: ``module:name`` of ``f(ranks, payload, report) -> JSON``; ``report(progress)`` resets the
             stall timer.
         payload: JSON given to every rank.
+        nodes: over so many nodes, evenly, contiguous ranks on one node; all on one by default.
         host_limit_bytes: most data memory (RLIMIT_DATA) that one rank may add while the task runs.
     """
 
@@ -51,6 +54,7 @@ class GangTask:
     payload: dict[str, Any]
     ranks: int
     device: Literal["cpu", "cuda"] = "cpu"
+    nodes: int = 1
     timers: Timers = field(default_factory=Timers)
     host_limit_bytes: int | None = None
 
@@ -70,6 +74,25 @@ class GangOutcome:
         return self.kind == "done"
 
 
+@dataclass(frozen=True, slots=True)
+class Site:
+    """What ranks of one device run on.
+
+    Attributes:
+        hardware_id: ``ClusterSpec.hardware_id`` of the node.
+        software: versions and settings there (``tuner.fingerprint.local_software``).
+        memory_bytes: of one card, or on the CPU of the node.
+    """
+
+    hardware_id: str
+    software: dict[str, Any]
+    memory_bytes: int
+
+    def rank_bytes(self, device: str, ranks_per_node: int) -> int:
+        """What one rank may have: a card, or its share of 95 % of the node's RAM (the rest is the system's)."""
+        return self.memory_bytes if device == "cuda" else int(self.memory_bytes * 0.95) // ranks_per_node
+
+
 Progress = Callable[[int, dict[str, Any]], None]
 """Called with a rank and what it reported."""
 
@@ -77,7 +100,7 @@ Progress = Callable[[int, dict[str, Any]], None]
 class Executor(Protocol):
     """Runs gangs. Never raises for what a rank does, never outlives its timers, leaves no process behind.
 
-    A gang stays warm for the next task of its size and device; after anything but ``done`` and
+    A gang stays warm for the next task of its size, device and number of nodes; after anything but ``done`` and
     ``invalid`` it is thrown away.
     """
 
@@ -91,6 +114,9 @@ class Executor(Protocol):
 
     def max_ranks(self, device: str) -> int:
         """Largest gang that can be placed on this device; 0 when it is not there."""
+
+    def site(self, device: str) -> Site:
+        """What a gang of this device runs on."""
 
     def close(self) -> None:
         """End every gang."""

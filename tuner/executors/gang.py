@@ -12,19 +12,27 @@ from time import monotonic
 from typing import Any
 
 from tuner.executors.base import GangTask
-from tuner.executors.rank_process import Place, serve
+from tuner.executors.deaths import kernel_oom_kills, why_died
+from tuner.executors.place import Place
+from tuner.executors.rank_process import serve
+from tuner.executors.supervisor import Message
 
-_PRELOAD = ["torch", "torch.distributed", "operators.ranks", "tuner.executors.rank_process", "tuner.measure"]
+# The last two take a second each, and a rank would load them in its first measurement.
+_PRELOAD = [
+    *("torch", "torch.distributed", "operators.ranks", "tuner.executors.rank_process"),
+    *("tuner.measure", "torch._dynamo"),
+]
 _LOG_TAIL_BYTES = 8_000
 
-Message = tuple[Any, ...]
 
-
-class Gang:
+class LocalGang:
     """``ranks`` processes in one group. They end with :meth:`kill`, or with this process."""
+
+    nodes = 1
 
     def __init__(self, ranks: int, device: str) -> None:
         self.ranks, self.device = ranks, device
+        self._kills = kernel_oom_kills()
         # A fork of a process that has so much as counted the cards cannot use them, and what is preloaded may.
         context: Any = mp.get_context("spawn" if device == "cuda" else "forkserver")
         if device != "cuda":
@@ -34,12 +42,16 @@ class Gang:
         self.pipes: list[Connection] = []
         self._lifelines: list[Connection] = []
         self._processes: list[Any] = []
+        self._log_starts = [0] * ranks
         for rank in range(ranks):
             place = Place(
                 rank=rank,
                 world_size=ranks,
                 device=device,
                 threads=threads,
+                local_rank=rank,
+                local_world_size=ranks,
+                card=rank if device == "cuda" else None,
                 store=str(self._folder / "store"),
                 log=str(self._log(rank)),
             )
@@ -55,6 +67,8 @@ class Gang:
 
     def send(self, task: GangTask) -> None:
         """Give every rank the task. A rank that is gone is noticed by :meth:`receive`."""
+        self._kills = kernel_oom_kills()
+        self._log_starts = [self._log_size(rank) for rank in range(self.ranks)]
         for pipe in self.pipes:
             try:
                 pipe.send((task.function, task.payload, task.host_limit_bytes))
@@ -62,7 +76,7 @@ class Gang:
                 continue
 
     def receive(self, pending: set[int], timeout_s: float) -> list[tuple[int, Message]]:
-        """What the ranks of ``pending`` say within ``timeout_s``; a dead one says ``("died", exit code)``."""
+        """What the ranks of ``pending`` say within ``timeout_s``; of a dead one, why it died."""
         heard: list[tuple[int, Message]] = []
         ready = set(wait([self.pipes[r] for r in pending], timeout=max(0.0, timeout_s)))
         for rank in sorted(pending):
@@ -72,22 +86,26 @@ class Gang:
                 heard.append((rank, self.pipes[rank].recv()))
             except (EOFError, OSError):
                 self._processes[rank].join(timeout=5)
-                heard.append((rank, ("died", self._processes[rank].exitcode)))
+                heard.append((rank, ("error", *why_died(self._processes[rank].exitcode, self._kills))))
         return heard
+
+    def alive(self) -> bool:
+        # ranks say nothing between tasks: one that is heard has died
+        return not self.receive(set(range(self.ranks)), 0.0)
 
     @property
     def pids(self) -> list[int]:
         return [process.pid for process in self._processes]
 
     def log_tail(self, rank: int | None = None) -> str:
-        """The end of one rank's log, or of every rank's."""
+        """The end of what one rank, or every rank, has printed since the last task was given."""
         parts = []
         for r in range(self.ranks) if rank is None else [rank]:
             path = self._log(r)
             if not path.exists():
                 continue
             with path.open("rb") as log:
-                log.seek(max(0, path.stat().st_size - _LOG_TAIL_BYTES))
+                log.seek(max(self._log_starts[r], self._log_size(r) - _LOG_TAIL_BYTES))
                 said = log.read().decode(errors="replace").strip()
             if said:
                 parts.append(f"rank {r}:\n{said}")
@@ -107,6 +125,10 @@ class Gang:
         for connection in [*self.pipes, *self._lifelines]:
             connection.close()
         shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _log_size(self, rank: int) -> int:
+        path = self._log(rank)
+        return path.stat().st_size if path.exists() else 0
 
     def _log(self, rank: int) -> Path:
         return self._folder / f"rank{rank}.log"

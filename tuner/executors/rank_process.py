@@ -1,12 +1,13 @@
-"""One rank of a local gang: joins its group, then runs one task after another until its supervisor goes.
+"""One rank of a gang: joins its group, then runs one task after another until its supervisor goes.
 
-Talks to the supervisor over one pipe: ``("ready",)``, ``("progress", JSON)``, ``("done", JSON)`` or
-``("error", kind, text)``.
+Talks to the supervisor over one pipe: ``("store", host, port)`` from rank 0 of a gang that meets over TCP, then
+``("ready",)``, ``("progress", JSON)``, ``("done", JSON)`` or ``("error", kind, text)``.
 """
 
 from __future__ import annotations
 
 import errno
+import gc
 import importlib
 import os
 import resource
@@ -15,7 +16,6 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -26,39 +26,32 @@ import torch.distributed as dist
 
 from operators.errors import RuleError
 from operators.ranks import ProcessRanks
+from tuner.executors.place import Place
 
 # Collectives must outlast the stall timer, which is the one that ends a hung gang and says why.
 _COLLECTIVE_TIMEOUT = timedelta(hours=2)
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a rank stands."""
-
-    rank: int
-    world_size: int
-    device: str
-    threads: int
-    store: str
-    log: str
-
-
 def serve(place: Place, pipe: Connection, lifeline: Connection) -> None:
     """Body of the process."""
     threading.Thread(target=_end_with, args=(lifeline,), daemon=True).start()
-    _redirect(place.log)
+    if place.log is not None:
+        _redirect(place.log)
     os.environ |= {
         "RANK": str(place.rank),
-        "LOCAL_RANK": str(place.rank),
+        "LOCAL_RANK": str(place.local_rank),
         "WORLD_SIZE": str(place.world_size),
+        "LOCAL_WORLD_SIZE": str(place.local_world_size),
         "OMP_NUM_THREADS": str(place.threads),
     }
     torch.set_num_threads(place.threads)
     try:
-        ranks = _join(place)
+        ranks = _join(place, pipe)
     except Exception:
         pipe.send(("error", "start", traceback.format_exc()))
         return
+    gc.collect()
+    gc.freeze()  # what is loaded now stays: collecting after each trial need not look through it again
     pipe.send(("ready",))
     while True:
         try:
@@ -146,15 +139,18 @@ def _data_bytes() -> int | None:
     return None
 
 
-def _join(place: Place) -> ProcessRanks:
+def _join(place: Place, pipe: Connection) -> ProcessRanks:
     options: dict[str, Any] = {}
-    if place.device == "cuda":
-        device = torch.device("cuda", place.rank)
+    if place.card is not None:
+        device = torch.device("cuda", place.card)
         torch.cuda.set_device(device)
         options["device_id"] = device
+    if place.store is not None:
+        options["init_method"] = f"file://{place.store}"
+    else:
+        options["store"] = _meet(place, pipe)
     dist.init_process_group(
         "nccl" if place.device == "cuda" else "gloo",
-        init_method=f"file://{place.store}",
         rank=place.rank,
         world_size=place.world_size,
         timeout=_COLLECTIVE_TIMEOUT,
@@ -163,6 +159,19 @@ def _join(place: Place) -> ProcessRanks:
     ranks = ProcessRanks()
     ranks.barrier()  # connections are made here, not in somebody's first measurement
     return ranks
+
+
+def _meet(place: Place, pipe: Connection) -> dist.TCPStore:
+    """The gang's store: rank 0 opens it on a free port of its node and says where; the others are told."""
+    host, port = place.address or "127.0.0.1", 0
+    if place.rank > 0:
+        _, host, port = pipe.recv()
+    store = dist.TCPStore(
+        host, port, place.world_size, place.rank == 0, _COLLECTIVE_TIMEOUT, wait_for_workers=False
+    )
+    if place.rank == 0:
+        pipe.send(("store", host, store.port))
+    return store
 
 
 def _redirect(log: str) -> None:

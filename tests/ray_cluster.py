@@ -1,0 +1,64 @@
+"""A throwaway Ray cluster of two nodes on this machine, started on first use and stopped when Python ends.
+
+Its nodes are real: each has a raylet and an object store of its own. Only the network between them is not.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import secrets
+from functools import cache
+from typing import Any
+
+import psutil
+
+CPUS_PER_NODE = 4
+_STORE_BYTES = 80 * 2**20
+
+
+@cache
+def cluster() -> Any:
+    """The cluster; ``.address`` is where executors connect. It asks for a token, which this process now has."""
+    os.environ |= {
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_worker_niceness": "0",
+    }
+    from ray.cluster_utils import Cluster
+
+    node = {"num_cpus": CPUS_PER_NODE, "num_gpus": 0, "object_store_memory": _STORE_BYTES}
+    made = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
+    atexit.register(made.shutdown)
+    made.add_node(**node)
+    return made
+
+
+def agents() -> list[psutil.Process]:
+    """The actors that run in the cluster now."""
+    nodes = cluster().list_all_nodes()
+    daemons = [info.process.pid for node in nodes for infos in node.all_processes.values() for info in infos]
+    found = {child.pid: child for pid in daemons for child in _children(pid)}
+    return [process for process in found.values() if _name(process).startswith("ray::RankAgent")]
+
+
+def placement_groups() -> list[dict[str, Any]]:
+    """Placement groups that are not removed; this process must be connected."""
+    from ray.util import placement_group_table
+
+    return [group for group in placement_group_table().values() if group["state"] != "REMOVED"]
+
+
+def _children(pid: int) -> list[psutil.Process]:
+    try:
+        return psutil.Process(pid).children(recursive=True)
+    except psutil.Error:
+        return []
+
+
+def _name(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""

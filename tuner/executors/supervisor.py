@@ -1,0 +1,216 @@
+"""The life of one task on a gang, the same for every executor: started, watched, ended, with one reason."""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any, Protocol
+
+from tuner.executors.base import OOM_KINDS, GangOutcome, GangTask, OutcomeKind, Progress
+
+_POLL_S = 0.25
+# When one rank fails, the others fail after it with "connection closed"; wait this long for better reasons.
+_GRACE_S = 1.0
+_KEEP_WARM: tuple[OutcomeKind, ...] = ("done", "invalid")
+
+Message = tuple[Any, ...]
+"""What a rank says: ``("ready",)``, ``("progress", JSON)``, ``("done", JSON)``, ``("error", kind, text)``.
+A rank that is gone is heard once with an error too."""
+
+Cancelled = Callable[[], bool]
+
+
+class Gang(Protocol):
+    """The processes of one group of ranks, and a way to talk to them."""
+
+    @property
+    def ranks(self) -> int: ...
+    @property
+    def device(self) -> str: ...
+    @property
+    def nodes(self) -> int: ...
+
+    def send(self, task: GangTask) -> None:
+        """Give every rank the task. A rank that is gone is noticed by :meth:`receive`."""
+
+    def receive(self, pending: set[int], timeout_s: float) -> list[tuple[int, Message]]:
+        """What the ranks of ``pending`` say within ``timeout_s``, as soon as one of them says something."""
+
+    def alive(self) -> bool:
+        """Whether every rank waits for its next task."""
+
+    def log_tail(self, rank: int | None = None) -> str:
+        """The end of what one rank, or every rank, has printed since the last task was given."""
+
+    def kill(self, grace_s: float) -> None:
+        """End every process, at the latest ``grace_s`` after it was asked to, and remove what the gang made."""
+
+
+class Unplaced(Exception):
+    """There is no gang: the outcome says why."""
+
+    def __init__(self, outcome: GangOutcome) -> None:
+        super().__init__(outcome.reason)
+        self.outcome = outcome
+
+
+@dataclass
+class _Watch:
+    """What the supervisor knows of a running task."""
+
+    pending: set[int]
+    last_progress: dict[int, float]
+    results: dict[int, Any] = field(default_factory=dict)
+    failures: list[tuple[int, OutcomeKind, str]] = field(default_factory=list)
+
+    def take(self, rank: int, message: Message, on_progress: Progress | None) -> None:
+        match message:
+            case ("progress", progress):
+                self.last_progress[rank] = monotonic()
+                if on_progress is not None:
+                    on_progress(rank, progress)
+            case ("done", result):
+                self.pending.discard(rank)
+                self.results[rank] = result
+            case ("error", kind, text):
+                self.pending.discard(rank)
+                self.failures.append((rank, kind, text))
+
+
+class GangExecutor(ABC):
+    """Runs one task at a time on a gang that stays warm; see :class:`tuner.executors.base.Executor`."""
+
+    def __init__(self) -> None:
+        self._gang: Gang | None = None
+        self._lock = threading.Lock()
+
+    @abstractmethod
+    def refusal(self, task: GangTask) -> str | None:
+        """Why the task can never be placed here, or None."""
+
+    @abstractmethod
+    def make(self, task: GangTask, cancelled: Cancelled) -> Gang:
+        """Processes for the task, not yet joined.
+
+        Raises:
+            Unplaced: there is no room for them now, or the wait for it was cancelled.
+        """
+
+    def run(
+        self,
+        task: GangTask,
+        *,
+        on_progress: Progress | None = None,
+        cancelled: Cancelled | None = None,
+    ) -> GangOutcome:
+        """Run the task on a warm gang of its size, or on a new one."""
+        if (refusal := self.refusal(task)) is not None:
+            return GangOutcome("invalid", reason=refusal)
+        asked = cancelled or (lambda: False)
+        with self._lock:
+            try:
+                gang = self._warm(task, asked)
+                outcome = _supervise(gang, task, on_progress, asked)
+            except Unplaced as unplaced:
+                outcome = unplaced.outcome
+            except BaseException:
+                self._discard(task.timers.cancel_s)
+                raise
+            if outcome.kind not in _KEEP_WARM:
+                self._discard(task.timers.cancel_s)
+            return outcome
+
+    def close(self) -> None:
+        """End the warm gang."""
+        with self._lock:
+            self._discard(grace_s=2.0)
+
+    def _discard(self, grace_s: float) -> None:
+        gang, self._gang = self._gang, None
+        if gang is not None:
+            gang.kill(grace_s)
+
+    def _warm(self, task: GangTask, cancelled: Cancelled) -> Gang:
+        if (gang := self._gang) is not None:
+            same = (gang.ranks, gang.device, gang.nodes) == (task.ranks, task.device, task.nodes)
+            if same and gang.alive():
+                return gang
+            self._discard(task.timers.cancel_s)
+        self._gang = gang = self.make(task, cancelled)
+        _join(gang, task, cancelled)
+        return gang
+
+
+def _join(gang: Gang, task: GangTask, cancelled: Cancelled) -> None:
+    pending = set(range(task.ranks))
+    until = monotonic() + task.timers.start_s
+    while pending:
+        if cancelled():
+            raise Unplaced(GangOutcome("cancelled", reason="cancelled", log_tail=gang.log_tail()))
+        left = until - monotonic()
+        heard = gang.receive(pending, min(_POLL_S, left))
+        if not heard and left <= 0:
+            reason = f"ranks {sorted(pending)} did not join within {task.timers.start_s:g} s"
+            raise Unplaced(GangOutcome("start", reason=reason, log_tail=gang.log_tail()))
+        for rank, message in heard:
+            if message[0] != "ready":
+                reason = f"rank {rank} did not join its group: {message[-1]}"
+                raise Unplaced(GangOutcome("start", reason=reason, rank=rank, log_tail=gang.log_tail()))
+            pending.discard(rank)
+
+
+def _supervise(gang: Gang, task: GangTask, on_progress: Progress | None, cancelled: Cancelled) -> GangOutcome:
+    timers = task.timers
+    began = monotonic()
+    everyone = range(task.ranks)
+    watch = _Watch(set(everyone), dict.fromkeys(everyone, began))
+    gang.send(task)
+    grace_until: float | None = None
+    while watch.pending:
+        now = monotonic()
+        if grace_until is not None and now >= grace_until:
+            break
+        if grace_until is None:
+            if cancelled():
+                return GangOutcome("cancelled", reason="cancelled", log_tail=gang.log_tail())
+            if now - began > timers.run_s:
+                text = f"the task took longer than {timers.run_s:g} s"
+                return GangOutcome("timeout", reason=text, log_tail=gang.log_tail())
+            slowest = min(watch.pending, key=lambda r: watch.last_progress[r])
+            if now - watch.last_progress[slowest] > timers.stall_s:
+                text = f"rank {slowest} made no progress for {timers.stall_s:g} s"
+                return GangOutcome("stalled", reason=text, rank=slowest, log_tail=gang.log_tail())
+        wait_s = _POLL_S if grace_until is None else min(_POLL_S, grace_until - now)
+        for rank, message in gang.receive(watch.pending, wait_s):
+            watch.take(rank, message, on_progress)
+        if watch.failures and grace_until is None:
+            grace_until = monotonic() + _GRACE_S
+    if watch.failures:
+        rank, kind, reason = _root_cause(watch.failures)
+        return GangOutcome(kind, reason=f"rank {rank}: {reason}", rank=rank, log_tail=gang.log_tail(rank))
+    return GangOutcome("done", results=[watch.results[r] for r in everyone], log_tail=gang.log_tail())
+
+
+def _root_cause(failures: list[tuple[int, OutcomeKind, str]]) -> tuple[int, OutcomeKind, str]:
+    """Lack of memory explains the rest, then a dead process, then whoever failed first.
+
+    A rank whose peer is gone raises too, about its connection: it is taken last.
+    """
+
+    def order(entry: tuple[int, tuple[int, OutcomeKind, str]]) -> tuple[int, int]:
+        index, (_, kind, text) = entry
+        consequence = kind == "raised" and _is_lost_peer(text)
+        weight = 0 if kind in OOM_KINDS else 1 if kind == "died" else 3 if consequence else 2
+        return weight, index
+
+    return min(enumerate(failures), key=order)[1]
+
+
+def _is_lost_peer(text: str) -> bool:
+    last = text.strip().splitlines()[-1].lower() if text.strip() else ""
+    return any(
+        word in last for word in ("connection", "gloo", "nccl", "socket", "disterror", "remote process")
+    )
