@@ -61,7 +61,7 @@ def bucket_capacity(bucket_params: int, length: int, name: str = "bucket_params"
         raise RuleError(
             rule=f"{name} is at least {ALIGN}",
             value=bucket_params,
-            remedy="Ten million parameters a bucket is a good start.",
+            remedy="Five million parameters a bucket is a good start.",
         )
     return min(bucket_params // ALIGN * ALIGN, length)
 

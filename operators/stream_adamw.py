@@ -96,7 +96,7 @@ class OffloadStreamAdamW(torch.optim.Optimizer):
         *,
         amsgrad: bool = False,
         engine: Engine = "stream",
-        bucket_params: int = 10_000_000,
+        bucket_params: int = 5_000_000,
         staging_slots: int = 3,
         host_share: float = 0.0,
         host_bucket_params: int | None = None,
