@@ -1,6 +1,7 @@
 """Compare the ways to dispatch one MoE layer: time and peak, on one GPU with loopback peers, or tiny on a CPU.
 
     python -m benchmarks.pipelined_llep --out pipelined_llep.csv
+    python -m benchmarks.pipelined_llep --curves --out curves.csv
     python -m benchmarks.pipelined_llep --tiny --out tiny.csv
 
 Checks the kernels first, then runs every variant; one that fails is reported and the rest go on. Rows go to
@@ -16,7 +17,7 @@ import statistics
 import subprocess
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +27,14 @@ from torch.nn.functional import grouped_mm
 from torch.utils.checkpoint import checkpoint
 
 from benchmarks.pipelined_llep_checks import kernel_checks
+from benchmarks.pipelined_llep_curves import Shape, Variant, curves, floor_by_rows, policy_chunks
 from operators.dispatch_launch import DispatchLaunch
 from operators.dry_run import PeakTracker
 from operators.expert_baselines import llep, standard_ep
 from operators.expert_mlp import ExpertWeights
 from operators.pipelined_llep import OPERATOR_VERSION, pipelined_llep
 from operators.ranks import LoopbackRanks
-from operators.routing import Routing, profile
+from operators.routing import Routing
 
 COLUMNS = [
     "operator",
@@ -50,35 +52,8 @@ COLUMNS = [
     "operator_version",
     "commit",
 ]
+POLICY_FLOPS = 680e12  # bf16 expert matmuls of one H200, as measured; only the chunk policies read it
 SLOW_MODE = 1.06  # above this multiple of the fastest repeat a run counts as the slow mode
-
-
-@dataclass(frozen=True)
-class Shape:
-    tokens: int = 65_536
-    hidden: int = 7168
-    intermediate: int = 2048
-    experts: int = 128
-    top_k: int = 8
-    ranks: int = 8
-    profile: str = "balanced"
-
-
-@dataclass(frozen=True)
-class Variant:
-    provider: str
-    chunks: int = 1
-    schedule: str = "serial"
-    rank: int = 0
-    shape: Shape = field(default_factory=Shape)
-    repeats: int = 5
-
-    @property
-    def label(self) -> str:
-        return (
-            f"{self.provider:16} K={self.chunks:<3} {self.schedule:8} N={self.shape.tokens:<7}"
-            f"{self.shape.profile:11} rank {self.rank}"
-        )
 
 
 @dataclass
@@ -97,6 +72,7 @@ class Bench:
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
         self.device, self.dtype = device, dtype
         self._shape: Shape | None = None
+        self._routing: tuple[Shape, int, Routing] | None = None
         self.x: Tensor
         self.grad: Tensor
         self.scores: Tensor
@@ -131,15 +107,7 @@ class Bench:
         """One forward, planning included (it is part of the layer's time)."""
         shape = variant.shape
         ranks = LoopbackRanks(shape.ranks, variant.rank)
-        routing = profile(
-            shape.profile,
-            shape.tokens,
-            shape.experts,
-            shape.top_k,
-            variant.rank,
-            ranks=shape.ranks,
-            device=self.device,
-        )
+        routing = self._route(shape, variant.rank)
         launch = DispatchLaunch.for_chunks(
             variant.chunks,
             shape.tokens,
@@ -154,6 +122,12 @@ class Bench:
         run = standard_ep if variant.provider == "standard_ep" else llep
         again = variant.provider.endswith("recompute")
         return lambda: run(x, scores, routing, own, ranks=ranks, launch=launch, recompute=again)
+
+    def _route(self, shape: Shape, rank: int) -> Routing:
+        """Kept for the next variant: random routers are drawn on the host."""
+        if self._routing is None or self._routing[:2] != (shape, rank):
+            self._routing = (shape, rank, shape.routing(rank, self.device))
+        return self._routing[2]
 
     def clear(self) -> None:
         for t in (self.x, self.scores, *self.own):
@@ -369,6 +343,12 @@ def main() -> int:
     for name, default in asdict(Shape()).items():
         parser.add_argument(f"--{name}", type=type(default), default=None)
     parser.add_argument("--tiny", action="store_true", help="a shape for a CPU")
+    parser.add_argument(
+        "--curves", action="store_true", help="latency and peak against K, by tokens and router"
+    )
+    parser.add_argument("--link-gb-s", type=float, default=50.0, help="a rank's link, for the chunk policies")
+    parser.add_argument("--alpha-us", type=float, default=100.0, help="start-up of a chunk, for the policies")
+    parser.add_argument("--commit", default=None, help="what to write into the rows where git is not at hand")
     parser.add_argument("--only", default="", help="run variants whose label contains this")
     parser.add_argument("--out", type=Path, default=Path("pipelined_llep.csv"))
     args = parser.parse_args()
@@ -380,7 +360,13 @@ def main() -> int:
     bench = Bench(device, torch.bfloat16 if cuda else torch.float32)
     lines = [f"check  {text}" for text in kernel_checks(device)]
     results = []
-    chosen = [v for v in variants(shape) if args.only in v.label]
+    revision = args.commit or commit()
+    policies = policy_chunks(
+        shape, link_bytes_s=args.link_gb_s * 1e9, alpha_s=args.alpha_us / 1e6, flops=POLICY_FLOPS
+    )
+    lines += [f"policy {name}: K={k}" for name, k in policies.items()]
+    wanted = curves(shape, device, policies.values()) if args.curves else variants(shape)
+    chosen = [v for v in wanted if args.only in v.label]
     with args.out.open("w", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS)
         writer.writeheader()
@@ -391,10 +377,13 @@ def main() -> int:
                 lines.append(f"{variant.label} failed: {type(error).__name__}: {str(error)[:200]}")
                 continue
             results.append(result)
-            writer.writerows(rows_of(result, hardware_id(device), commit()))
+            writer.writerows(rows_of(result, hardware_id(device), revision))
             file.flush()
             print(line(result), flush=True)
-    if cuda:
+    if cuda and args.curves:
+        bench.prepare(replace(shape, tokens=128))
+        lines += floor_by_rows(shape, _time, device)
+    elif cuda:
         bench.prepare(replace(shape, tokens=128))
         for chunks in (1, 8, 16):
             floor = gemm_floor(bench, shape, chunks)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -81,11 +82,35 @@ class DispatchPlan:
     def guests(self) -> int:
         return len(self.slots) - self.local_experts
 
+    @property
+    def one_product(self) -> bool:
+        """Whether each weight gradient of this rank is one product: one chunk, no guest here or elsewhere."""
+        sends = self.migration is not None and any(self.migration.send_experts)
+        return self.chunks == 1 and self.guests == 0 and not sends
+
+    @cached_property
+    def _sent_ranges(self) -> list[slice]:
+        return _ranges([sum(row) for row in self.send_splits])
+
+    @cached_property
+    def _received_ranges(self) -> list[slice]:
+        return _ranges([sum(row) for row in self.receive_splits])
+
+    @cached_property
+    def slot_slices(self) -> list[list[tuple[int, slice]]]:
+        """``[C]`` the slots that have rows in a chunk, with their rows."""
+        return [
+            [(s, rows) for s, rows in enumerate(_ranges(list(row))) if rows.stop > rows.start]
+            for row in self.slot_rows
+        ]
+
     def sent(self, chunk: int) -> int:
-        return sum(self.send_splits[chunk])
+        rows = self._sent_ranges[chunk]
+        return int(rows.stop - rows.start)
 
     def received(self, chunk: int) -> int:
-        return sum(self.receive_splits[chunk])
+        rows = self._received_ranges[chunk]
+        return int(rows.stop - rows.start)
 
     @property
     def received_most(self) -> int:
@@ -93,12 +118,10 @@ class DispatchPlan:
         return max(self.received(i) for i in range(self.chunks))
 
     def send_range(self, chunk: int) -> slice:
-        start = sum(self.sent(i) for i in range(chunk))
-        return slice(start, start + self.sent(chunk))
+        return self._sent_ranges[chunk]
 
     def receive_range(self, chunk: int) -> slice:
-        start = sum(self.received(i) for i in range(chunk))
-        return slice(start, start + self.received(chunk))
+        return self._received_ranges[chunk]
 
     def chunk_tokens(self, chunk: int) -> slice:
         """Token positions of a chunk: chunk, chunk + C, chunk + 2C, …"""
@@ -130,7 +153,8 @@ def make_plan(routing: Routing, ranks: Ranks, launch: DispatchLaunch) -> Dispatc
     """Measure the load, agree on K, plan. A collective: every rank calls it, with or without tokens.
 
     Raises:
-        RuleError: the experts do not divide among the ranks.
+        RuleError: the experts do not divide among the ranks, or a token of any rank picked an expert that does
+            not exist (said on every rank, from the one transfer).
     """
     if routing.experts % ranks.size:
         raise RuleError(
@@ -146,18 +170,28 @@ def make_plan(routing: Routing, ranks: Ranks, launch: DispatchLaunch) -> Dispatc
     order, counts = _count(routing, chunks_1, most)
     counts[-1:] = tokens_max
     gathered = ranks.all_gather(counts).to("cpu")
-    chunks = launch.chunks(int(gathered[:, -1].max()))
-    counts_PCE = gathered[:, :-1].view(ranks.size, most, experts)[:, :chunks]
+    unknown, largest = gathered[:, -2:].t().tolist()
+    if any(unknown):
+        raise RuleError(
+            rule="every picked expert lies in [0, experts)",
+            value=f"experts={experts}, ids outside of it by rank: {unknown}",
+            remedy="Route by scores that have one column per expert of the layer.",
+        )
+    chunks = launch.chunks(max(largest))
+    counts_PCE = gathered[:, :-2].view(ranks.size, most, experts)[:, :chunks]
     return plan_from_counts(counts_PCE, order, routing, ranks.rank, launch)
 
 
 def _count(routing: Routing, chunks_1: Tensor, most: int) -> tuple[Tensor, Tensor]:
-    """Route numbers sorted by (chunk, expert), and ``[most·E + 1]`` routes by (chunk, expert), last element free."""
+    """Route numbers sorted by (chunk, expert), and ``[most·E + 2]``: routes by (chunk, expert), then how many ids
+    name no expert, then an element to fill in."""
     device, experts = routing.ids_NK.device, routing.experts
+    known_NK = routing.ids_NK.clamp(0, experts - 1)
     chunk_N = torch.arange(routing.tokens, device=device) % chunks_1
-    keys = (chunk_N.unsqueeze(1) * experts + routing.ids_NK).flatten()
-    counts = torch.zeros(most * experts + 1, dtype=torch.int64, device=device)
+    keys = (known_NK + (chunk_N * experts).unsqueeze(1)).flatten()
+    counts = torch.zeros(most * experts + 2, dtype=torch.int64, device=device)
     counts.scatter_add_(0, keys, torch.ones_like(keys))
+    counts[-2] = (known_NK != routing.ids_NK).sum()
     return torch.sort(keys.to(torch.int32), stable=True).indices, counts
 
 
@@ -198,7 +232,7 @@ def plan_from_counts(
     slots = [(*range(r * local, (r + 1) * local), *guests[r]) for r in range(ranks)]
     pieces = [(e, *piece) for e, cut in enumerate(least.intervals) for piece in cut]
     expert_B = [piece[0] for piece in pieces]
-    take_PCB = _shares(counts_PCE, pieces)
+    take_PCB = _shares(counts_PCE, pieces) if least.spread else counts_PCE[:, :, expert_B]
 
     slot_of = [{e: s for s, e in enumerate(row)} for row in slots]
     by_destination = sorted(
@@ -226,7 +260,8 @@ def plan_from_counts(
     layer = torch.sort(layer_key_CB.flatten(), stable=True).indices
     starts, lengths = starts_CB[:, to].flatten(), own_CB[:, to].flatten()
     sent_C = send_CP.sum(1)
-    send, place, into_layer, sort, back, scalars = _segments(
+    slot_ends, (send, place, into_layer, sort, back, scalars) = _segments(
+        torch.cumsum(slot_rows_CS, 1),
         [
             (starts, lengths, routes),
             (torch.zeros_like(sent_C), sent_C, routes),
@@ -237,8 +272,11 @@ def plan_from_counts(
         ],
         order.device,
     )
-    sent_routes = order[send.long()]
-    positions = torch.empty_like(place).scatter_(0, sent_routes, place)
+    # The six lists share one storage: what follows from a list takes its place.
+    sent_routes = order[send]
+    torch.div(sent_routes, routing.top_k, rounding_mode="floor", out=send)
+    place.copy_(torch.empty_like(place).scatter_(0, sent_routes, place))
+    into_layer.copy_(order[into_layer])
     return DispatchPlan(
         chunks=chunks,
         tokens=routing.tokens,
@@ -252,12 +290,12 @@ def plan_from_counts(
         receive_splits=_tuples(arrive_CPB.sum(2)),
         slot_rows=_tuples(slot_rows_CS),
         migration=_migration(guests, rank, local),
-        slot_ends_CS=_upload(torch.cumsum(slot_rows_CS, 1).to(torch.int32), order.device),
-        send_rows=(sent_routes // routing.top_k).to(torch.int32),
-        positions_NK=positions.view(routing.tokens, routing.top_k),
+        slot_ends_CS=slot_ends,
+        send_rows=send,
+        positions_NK=place.view(routing.tokens, routing.top_k),
         sort_index=sort,
         back_index=back,
-        route_order=order[into_layer.long()].to(torch.int32),
+        route_order=into_layer,
         scalar_index=scalars,
     )
 
@@ -296,16 +334,22 @@ def _by_turns(counts_XC: Tensor, rows_X: Tensor) -> Tensor:
     return torch.minimum(counts_XC, level_X1) + extra
 
 
-def _segments(tables: list[tuple[Tensor, Tensor, int]], device: torch.device) -> list[Tensor]:
-    """Expand runs ``start, start + 1, … (length)`` into int32 index tensors, with one upload for all."""
-    flat = [t for starts, lengths, _ in tables for t in (starts - _exclusive_sum(lengths), lengths)]
-    parts = iter(_upload(torch.cat(flat), device).split([t.numel() for t in flat]))
-    out = []
-    for _, _, total in tables:
-        shift, lengths = next(parts), next(parts)
-        index = torch.repeat_interleave(shift, lengths, output_size=total)
-        out.append(index.add_(torch.arange(total, device=device)).to(torch.int32))
-    return out
+def _segments(
+    beside: Tensor, tables: list[tuple[Tensor, Tensor, int]], device: torch.device
+) -> tuple[Tensor, list[Tensor]]:
+    """Expand runs ``start, start + 1, … (length)`` into int32 index tensors of one storage; ``beside`` goes along.
+
+    One upload and one expansion for all: small layers wait for the host, not for the device.
+    """
+    lengths = torch.cat([t for _, t, _ in tables])
+    # Element g of a run that starts `start` and lies behind `s` others is start + (g - s).
+    shift = torch.cat([t for t, _, _ in tables]).sub_(_exclusive_sum(lengths))
+    host = torch.cat([beside.flatten(), shift, lengths]).to(torch.int32)
+    here, shift, lengths = _upload(host, device).split([beside.numel(), shift.numel(), lengths.numel()])
+    totals = [n for _, _, n in tables]
+    index = torch.repeat_interleave(shift, lengths, output_size=sum(totals))
+    index += torch.arange(sum(totals), device=device, dtype=torch.int32)
+    return here.view(beside.shape), list(index.split(totals))
 
 
 def _upload(host: Tensor, device: torch.device) -> Tensor:
@@ -330,6 +374,15 @@ def _from_chunk_start(x_CAB: Tensor) -> Tensor:
     """The same within every chunk."""
     flat = x_CAB.flatten(1)
     return (torch.cumsum(flat, 1) - flat).view(x_CAB.shape)
+
+
+def _ranges(lengths: list[int]) -> list[slice]:
+    """Consecutive slices of these lengths."""
+    out, start = [], 0
+    for n in lengths:
+        out.append(slice(start, start + n))
+        start += n
+    return out
 
 
 def _tuples(table: Tensor) -> tuple[tuple[int, ...], ...]:

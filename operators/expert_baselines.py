@@ -132,7 +132,7 @@ class _AtOnce(torch.autograd.Function):
         out_NH = torch.empty_like(hidden_NH)
         wide_NK = weights_NK.to(accumulation_dtype(weights_NK.dtype)).contiguous()
         chunks.combine(plan, 0, back, wide_NK, out_NH)
-        ctx.call = call
+        ctx.call, ctx.wanted = call, ctx.needs_input_grad[2:6]
         ctx.save_for_backward(weights_NK, x_RH, up_RG, *own, *(guest or ()))
         return out_NH
 
@@ -142,7 +142,7 @@ class _AtOnce(torch.autograd.Function):
         plan, ranks = ctx.call.plan, ctx.call.ranks
         own, guest = ExpertWeights(*saved[:4]), ExpertWeights(*saved[4:]) if saved[4:] else None
         experts = ExpertMath(ctx.call.gate, plan, own, guest)
-        totals = GradientAccumulators(experts)
+        totals = GradientAccumulators(experts, ctx.wanted)
         row_weights = chunks.scalars_to_experts(
             plan, ranks, weights_NK.to(accumulation_dtype(weights_NK.dtype))
         )

@@ -1,7 +1,8 @@
 """The experts' two layers over rows in slot order, and their gradients.
 
 bfloat16 on a GPU with few rows an expert goes through ``grouped_mm``; with many rows one dense matmul an
-expert is as fast and writes straight into its place. Other dtypes always loop.
+expert is 1 to 3 % faster (measured from 2,048 rows an expert up) and writes straight into its place. Other
+dtypes always loop.
 
 Shape suffixes: R rows of a chunk, H hidden width, I intermediate width, G = 2I, E local experts, O and X the
 two widths of either layer.
@@ -9,6 +10,7 @@ two widths of either layer.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
@@ -22,7 +24,8 @@ from operators.kernels.route import accumulation_dtype, hollow
 from operators.kernels.swiglu import Gate
 from operators.ranks import Ranks
 
-# Below this many rows an expert, a dense matmul no longer fills the device and the launches show.
+# Below this many rows an expert, a dense matmul no longer fills the device and its launches show; how both rates
+# fall with the rows is in docs/benchmarks.md.
 GROUPED_BELOW_ROWS = 512
 _ACCUMULATE_ROWS = 512
 
@@ -65,7 +68,7 @@ class ExpertMath:
         """Add ``<dY, b₂>``, the part of the router-weight gradient that the down bias brings."""
         if self.own.down_bias_EH is None:
             return
-        for slot, rows in _slot_slices(self.plan, chunk):
+        for slot, rows in self.plan.slot_slices[chunk]:
             bias_H = self._slot(3, slot)
             assert bias_H is not None
             for block in _blocks(rows):
@@ -87,7 +90,7 @@ class ExpertMath:
             weight = weights_EOX if transposed else weights_EOX.transpose(1, 2)
             return grouped_mm(x_RX, weight, offs=self.plan.slot_ends_CS[chunk])
         out_RO = x_RX.new_empty(x_RX.shape[0], columns)
-        for slot, rows in _slot_slices(self.plan, chunk):
+        for slot, rows in self.plan.slot_slices[chunk]:
             weight_OX = self._slot(layer, slot)
             assert weight_OX is not None
             right = weight_OX if transposed else weight_OX.t()
@@ -110,31 +113,61 @@ class ExpertMath:
 
 
 class GradientAccumulators:
-    """One wide accumulator per expert weight, over all chunks; guests' return to their owners at the end."""
+    """One wide accumulator per expert weight, over all chunks; guests' return to their owners at the end.
 
-    def __init__(self, math: ExpertMath) -> None:
+    A weight gradient that is a single product (one chunk, nothing migrated from or to this rank) needs no sum: the
+    matmul rounds it once, into the weight's dtype.
+
+    Args:
+        math: The layer's experts.
+        wanted: Which of the four weights need a gradient, equal on all ranks; the others get no accumulator.
+    """
+
+    def __init__(self, math: ExpertMath, wanted: Sequence[bool] = (True,) * 4) -> None:
         self._plan = math.plan
-        self._own = [_zeros_like(w) for w in math.own]
-        self._guest = [_zeros_like(w) for w in math.guest] if math.guest is not None else None
+        self._single = math.plan.one_product
+        chosen = [w if need else None for w, need in zip(math.own, wanted, strict=True)]
+        narrow = chosen[:2] if self._single else []
+        self._own = [*map(self._empty_like, narrow), *map(_zeros_like, chosen[len(narrow) :])]
+        self._guest: list[Tensor | None] | None = None
+        if math.guest is not None:
+            guests = zip(math.guest, wanted, strict=True)
+            self._guest = [_zeros_like(w) if need else None for w, need in guests]
+
+    def _empty_like(self, weight: Tensor | None) -> Tensor | None:
+        """To be written, not added to; experts without rows get their zeros here."""
+        if weight is None:
+            return None
+        out = torch.empty_like(weight, memory_format=torch.contiguous_format)
+        for slot, rows in enumerate(self._plan.slot_rows[0]):
+            if rows == 0:
+                out[slot].zero_()
+        return out
 
     def add_down(self, chunk: int, dy_RH: Tensor, weighted_h_RI: Tensor, weights_R: Tensor) -> None:
         """``dYᵀ (w·h)`` and, with a bias, ``Σ w·dY``."""
-        for slot, rows in _slot_slices(self._plan, chunk):
+        for slot, rows in self._plan.slot_slices[chunk]:
             weight_HI, bias_H = self._slot(1, slot), self._slot(3, slot)
-            assert weight_HI is not None
-            _add_product(weight_HI, dy_RH[rows], weighted_h_RI[rows])
+            if weight_HI is not None:
+                self._add(weight_HI, dy_RH[rows], weighted_h_RI[rows])
             if bias_H is not None:
                 for block in _blocks(rows):
                     bias_H.addmv_(dy_RH[block].to(bias_H.dtype).t(), weights_R[block].to(bias_H.dtype))
 
     def add_up(self, chunk: int, d_RG: Tensor, x_RH: Tensor) -> None:
         """``dᵀ x`` and, with a bias, ``Σ d``."""
-        for slot, rows in _slot_slices(self._plan, chunk):
+        for slot, rows in self._plan.slot_slices[chunk]:
             weight_GH, bias_G = self._slot(0, slot), self._slot(2, slot)
-            assert weight_GH is not None
-            _add_product(weight_GH, d_RG[rows], x_RH[rows])
+            if weight_GH is not None:
+                self._add(weight_GH, d_RG[rows], x_RH[rows])
             if bias_G is not None:
                 bias_G += d_RG[rows].sum(0, dtype=bias_G.dtype)
+
+    def _add(self, total_OX: Tensor, left_RO: Tensor, right_RX: Tensor) -> None:
+        if self._single:
+            _set_product(total_OX, left_RO, right_RX)
+        else:
+            _add_product(total_OX, left_RO, right_RX)
 
     def finish(self, ranks: Ranks, dtype: torch.dtype) -> list[Tensor | None]:
         """Bring guests' gradients home and give up the accumulators, in the weights' dtype. A collective."""
@@ -195,20 +228,22 @@ def _zeros_like(weight: Tensor | None) -> Tensor | None:
     return torch.zeros(weight.shape, dtype=accumulation_dtype(weight.dtype), device=weight.device)
 
 
-def _slot_slices(plan: DispatchPlan, chunk: int) -> list[tuple[int, slice]]:
-    """Slots that have rows in this chunk, with their rows."""
-    out, start = [], 0
-    for slot, rows in enumerate(plan.slot_rows[chunk]):
-        if rows:
-            out.append((slot, slice(start, start + rows)))
-        start += rows
-    return out
-
-
 def _blocks(rows: slice) -> list[slice]:
     return [
         slice(s, min(s + _ACCUMULATE_ROWS, rows.stop)) for s in range(rows.start, rows.stop, _ACCUMULATE_ROWS)
     ]
+
+
+def _set_product(out_OX: Tensor, left_RO: Tensor, right_RX: Tensor) -> None:
+    """``out = leftᵀ right``, rounded once."""
+    if hollow(left_RO):
+        return
+    if left_RO.is_cuda or accumulation_dtype(left_RO.dtype) == left_RO.dtype:
+        torch.mm(left_RO.t(), right_RX, out=out_OX)
+        return
+    wide_OX = torch.zeros(out_OX.shape, dtype=accumulation_dtype(out_OX.dtype))
+    _add_product(wide_OX, left_RO, right_RX)
+    out_OX.copy_(wide_OX)
 
 
 def _add_product(total_OX: Tensor, left_RO: Tensor, right_RX: Tensor) -> None:

@@ -17,6 +17,7 @@ picks, I intermediate width, G = 2I, R rows received in a chunk.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,7 +34,7 @@ from operators.kernels.swiglu import SWIGLU, Gate, gated, gated_backward_
 from operators.ranks import Ranks
 from operators.routing import Routing
 
-OPERATOR_VERSION = 1
+OPERATOR_VERSION = 2
 """Raised by hand when the schedule or a kernel changes what a measurement would show."""
 
 
@@ -66,7 +67,8 @@ def pipelined_llep(
         scores_NE: Full router scores; the weights are gathered from them at the saved ids, and their
             gradient flows back into them.
         routing: Which experts each token picked (the record that recompute replays).
-        weights: This rank's experts ``[rank·E/P, (rank+1)·E/P)``.
+        weights: This rank's experts ``[rank·E/P, (rank+1)·E/P)``. Frozen ones (``requires_grad`` False, on all
+            ranks alike) cost no accumulator.
         ranks: The expert group.
         launch: Chunking, schedule and balancing; equal on all ranks.
         gate: Expert activation.
@@ -77,7 +79,7 @@ def pipelined_llep(
         ``[N, H]`` weighted sums of the experts' outputs, in the dtype of ``hidden_NH``.
 
     Raises:
-        RuleError: shapes or dtypes do not fit together.
+        RuleError: shapes or dtypes do not fit together, or a picked expert does not exist.
     """
     _check(hidden_NH, scores_NE, routing, weights, ranks)
     weights_NK = routing.weights(scores_NE, normalize=normalize)
@@ -167,6 +169,7 @@ class _Chunked(torch.autograd.Function):
     def forward(ctx: Any, hidden_NH: Tensor, weights_NK: Tensor, *rest: Any) -> Tensor:
         *expert_weights, call = rest
         hidden_NH = hidden_NH.contiguous()
+        ctx.wanted = ctx.needs_input_grad[2:6]
         ctx.save_for_backward(hidden_NH, weights_NK, *expert_weights)
         ctx.call = call
         return forward_chunks(hidden_NH, weights_NK, ExpertWeights(*expert_weights), call)
@@ -176,7 +179,12 @@ class _Chunked(torch.autograd.Function):
         hidden_NH, weights_NK, *expert_weights = ctx.saved_tensors
         return (
             *backward_chunks(
-                grads[0].contiguous(), hidden_NH, weights_NK, ExpertWeights(*expert_weights), ctx.call
+                grads[0].contiguous(),
+                hidden_NH,
+                weights_NK,
+                ExpertWeights(*expert_weights),
+                ctx.call,
+                wanted=ctx.wanted,
             ),
             None,
         )
@@ -219,13 +227,19 @@ def forward_chunks(hidden_NH: Tensor, weights_NK: Tensor, own: ExpertWeights, ca
 
 
 def backward_chunks(
-    grad_NH: Tensor, hidden_NH: Tensor, weights_NK: Tensor, own: ExpertWeights, call: LayerCall
+    grad_NH: Tensor,
+    hidden_NH: Tensor,
+    weights_NK: Tensor,
+    own: ExpertWeights,
+    call: LayerCall,
+    *,
+    wanted: Sequence[bool] = (True,) * 4,
 ) -> tuple[Tensor | None, ...]:
-    """The backward pass: gradients of hidden, router weights and the four expert weights."""
+    """The backward pass: gradients of hidden, router weights and the wanted ones of the four expert weights."""
     plan, ranks, schedule = call.plan, call.ranks, call.launch.dispatch_schedule
-    ahead = schedule != "serial"
+    ahead = schedule != "serial" and plan.chunks > 1
     experts = ExpertMath(call.gate, plan, own, fetch_guests(plan, ranks, own))
-    totals = GradientAccumulators(experts)
+    totals = GradientAccumulators(experts, wanted)
     wide_NK = weights_NK.to(accumulation_dtype(weights_NK.dtype))
     row_weights = chunks.scalars_to_experts(plan, ranks, wide_NK)
     row_dots = torch.empty_like(row_weights)
@@ -237,14 +251,14 @@ def backward_chunks(
         last = i + 1 == plan.chunks
         rows = plan.receive_range(i)
         dy_RH = chunks.take_sorted(plan, i, coming_dy)
-        if coming_x is None:  # serial: the gradient's rows shrink to [R, I] beside them before x comes
-            g_RI = experts.down_gradient(i, dy_RH)
-            x_RH = chunks.take_sorted(plan, i, chunks.dispatch(plan, ranks, i, hidden_NH))
-        else:
-            x_RH = chunks.take_sorted(plan, i, coming_x)
-            if not last:
-                coming_dy = chunks.dispatch(plan, ranks, i + 1, grad_NH)
-            g_RI = experts.down_gradient(i, dy_RH)
+        # The inputs come before the first product: dY stays until its weight gradient, so nothing is won by waiting.
+        if coming_x is None:
+            coming_x = chunks.dispatch(plan, ranks, i, hidden_NH)
+        x_RH = chunks.take_sorted(plan, i, coming_x)
+        coming_x = None
+        if ahead and not last:
+            coming_dy = chunks.dispatch(plan, ranks, i + 1, grad_NH)
+        g_RI = experts.down_gradient(i, dy_RH)
         up_RG = experts.up(i, x_RH)
         dots_R = gated_backward_(call.gate, up_RG, g_RI, row_weights[rows])
         experts.add_bias_dots_(i, dy_RH, dots_R)
@@ -261,7 +275,7 @@ def backward_chunks(
         del x_RH
         dx_RH = experts.up_gradient(i, up_RG)
         del up_RG
-        if coming_x is not None and not last:
+        if coming_x is not None:
             coming_x.wait()
         arrival_RH = chunks.arrival_order(plan, i, dx_RH)
         del dx_RH
@@ -309,4 +323,10 @@ def _check(
             rule="hidden and expert weights have one dtype",
             value=(hidden_NH.dtype, weights.gate_up_EGH.dtype),
             remedy="Cast the layer input to the weights' dtype.",
+        )
+    if scores_NE.dtype == torch.float64 and hidden_NH.dtype != torch.float64:
+        raise RuleError(
+            rule="float64 router scores go with a float64 layer; routes are weighted and summed in float32 else",
+            value=(scores_NE.dtype, hidden_NH.dtype),
+            remedy="Pass the scores in float32 or in the layer's dtype.",
         )

@@ -136,7 +136,10 @@ def pipelined_llep_terms(
     if not backward:
         rows = _forward(send, receive, send + receive if ahead else 0, returning)
     scalars = (wide + scalar_bytes) * routes + (wide * (2 * received + receive) if backward else 0)
-    own_totals = local * per_expert * wide if backward else 0
+    # A single product per weight is its gradient already, in the weights' dtype; sums are kept wide.
+    total_bytes = scalar_bytes if chunks == 1 and migrated_experts == 0 else wide
+    matrices, biases = 3 * hidden * intermediate, 2 * intermediate + hidden
+    own_totals = local * (matrices * total_bytes + biases * wide) if backward else 0
     guest_totals = migrated_experts * per_expert * wide if backward else 0
     ends = (4 if backward else 2) * tokens * row
     stages = [
@@ -176,9 +179,9 @@ def _forward(send: int, receive: int, ahead: int, returning: int) -> list[tuple[
 def _backward_serial(send: int, receive: int) -> list[tuple[int, int]]:
     return [
         (2 * receive, 0),  # output gradients, put into slot order
-        (2 * receive + send, 1),  # their product with the second layer; inputs under way
-        (3 * receive, 1),  # inputs put into slot order
-        (2 * receive, 3),  # first layer again, activation and its derivative
+        (2 * receive + send, 0),  # inputs under way
+        (3 * receive, 0),  # put into slot order
+        (2 * receive, 3),  # both layers' products, activation and its derivative
         (receive, 2),  # input gradients
         (2 * receive, 0),  # put into arrival order
         (receive + send, 0),  # on the way back
