@@ -69,7 +69,7 @@ def main() -> int:
     flatpeak("plan", *big, "--cluster", cluster, expect=1)
 
     title("6. A small MoE on this machine, with what the sweeps measured")
-    small = ("--model", HERE / "models" / "small-moe.json", "--context", 8192, "--global-batch-tokens", 16384)
+    small = ("--model", HERE / "models" / "small-moe.json", "--context", 4096, "--global-batch-tokens", 8192)
     here = ("--cluster", cluster, "--activation-bytes", 4, "--database", DATABASE, *MEASURED_LAYOUT)
     flatpeak("plan", *small, *here)
     plan = json.loads(flatpeak("plan", *small, *here, "--save", "--json", show=False))
