@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -55,6 +55,20 @@ def round_compute_seconds(rates: RateView, shape: HeadShape, strip_rows: Number,
     )
 
 
+def _gather_seconds(
+    rates: RateView, shape: HeadShape, links: GroupLinks, strip_rows: Number, backward: bool
+) -> Number:
+    elements = float(shape.vocab) * shape.hidden
+    if backward:
+        kept = float(shape.shard + shape.tokens) * shape.hidden * shape.scalar_bytes
+        return 2.0 * kept / rates["hbm_bytes_per_s"] + 0.0 * np.asarray(strip_rows, dtype=np.float64)
+    travels = gather_seconds(rates, links, elements * shape.scalar_bytes)
+    returns = gather_seconds(rates, links, elements * _FOLD_BYTES)
+    # a tile is as wide as the vocabulary, and its softmax is final at once
+    whole = replace(shape, vocab_ranks=1)
+    return travels + round_compute_seconds(rates, whole, strip_rows, backward=True) + returns
+
+
 def head_seconds(
     rates: RateView,
     shape: HeadShape,
@@ -68,14 +82,13 @@ def head_seconds(
 
     P rounds of a strip's compute against a hop, overlapped by eta. Weights need P-1 hops; activations one more, to
     bring the state home. In backward the mover's fp32 gradient travels after the strip (serial hop).
-    ``gather`` collects the whole weight first and runs the tiles without a ring.
+    ``gather`` collects the whole weight, evaluates loss and gradients tile by tile (three matmuls, all in forward)
+    and sums the fp32 gradient back into shards; its backward only scales what is there.
     """
+    if ring_mode == "gather":
+        return _gather_seconds(rates, shape, links, strip_rows, backward)
     compute = round_compute_seconds(rates, shape, strip_rows, backward)
     rounds = shape.vocab_ranks
-    if ring_mode == "gather":
-        whole = float(shape.vocab) * shape.hidden * shape.scalar_bytes
-        collective = gather_seconds(rates, links, whole) * (2.0 if backward else 1.0)
-        return collective + rounds * compute
     if ring_mode == "auto":
         ring_mode = resolve_mover(shape.tokens, shape.vocab, shape.vocab_ranks)
     block = shape.shard if ring_mode == "weights" else shape.tokens

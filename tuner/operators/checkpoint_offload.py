@@ -139,13 +139,15 @@ class _Stack:
         tokens, hidden, inner = shape["tokens_per_rank"], shape["hidden"], shape["intermediate"]
         dtype = shape["dtype"]
 
-        def weight(rows: int, columns: int, seed: int) -> Tensor:
-            scale = columns**-0.5
+        def weight(rows: int, columns: int, seed: int, size: float = 1.0) -> Tensor:
+            scale = size * columns**-0.5
             return normal(rows, columns, seed=seed, dtype=dtype, device=device, scale=scale).requires_grad_()
 
         self.weights: list[Tensor] = []
         for block in range(shape["boundaries"]):
-            self.weights += [weight(2 * inner, hidden, 2 * block), weight(hidden, inner, 2 * block + 1)]
+            # nothing normalises between blocks: at full size the product of gate and up would square x in each
+            down = weight(hidden, inner, 2 * block + 1, size=0.1)
+            self.weights += [weight(2 * inner, hidden, 2 * block), down]
         self.input_NH = normal(tokens, hidden, seed=1001 + rank, dtype=dtype, device=device).requires_grad_()
         self.upstream_NH = normal(tokens, hidden, seed=2001 + rank, dtype=dtype, device=device)
 
