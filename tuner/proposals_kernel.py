@@ -1,0 +1,60 @@
+"""How alike two points of a space are: near values of ordered knobs much, other words less."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tuner.space import Scalar, Space
+
+_OTHER_WORD = 0.5
+
+
+class KnobKernel:
+    """Matérn 3/2 over the ordered knobs, times a factor for every categorical knob that differs.
+
+    Ordered values stand at their logarithm (zero stands with the smallest one), scaled so that the candidates span
+    [0, 1]: counts and bytes act in ratios.
+    """
+
+    def __init__(self, space: Space, configs: Sequence[Mapping[str, Scalar]]) -> None:
+        self._words = [knob.name for knob in space.knobs if knob.kind == "categorical"]
+        self._scales: dict[str, tuple[float, float, float]] = {}
+        for knob in space.knobs:
+            if knob.kind != "ordered":
+                continue
+            values = [float(c[knob.name]) for c in configs if knob.name in c]
+            values = values or [float(v) for v in knob.values]
+            least = min((v for v in values if v > 0), default=1.0) / 2
+            logs = [math.log(max(v, least)) for v in values]
+            self._scales[knob.name] = (least, min(logs), max(max(logs) - min(logs), 1e-9))
+
+    def matrix(self, points: Sequence[Mapping[str, Any]], reach: float) -> npt.NDArray[np.float64]:
+        """Correlations of all pairs, [n, n].
+
+        Args:
+            reach: distance, in the whole range of a knob, over which points stay alike.
+        """
+        squared = np.zeros((len(points), len(points)))
+        alike = np.ones_like(squared)
+        for name, (least, low, span) in self._scales.items():
+            places = np.array(
+                [
+                    (math.log(max(float(p[name]), least)) - low) / span if name in p else math.nan
+                    for p in points
+                ]
+            )
+            away = places[:, None] - places[None, :]
+            absent = np.isnan(places)
+            alike = np.where(absent[:, None] != absent[None, :], alike * _OTHER_WORD, alike)
+            squared += np.nan_to_num(away) ** 2
+        for name in self._words:
+            words = np.array([str(p.get(name, "")) for p in points])
+            alike = np.where(words[:, None] == words[None, :], alike, alike * _OTHER_WORD)
+        scaled = math.sqrt(3.0) * np.sqrt(squared) / reach
+        matrix: npt.NDArray[np.float64] = alike * (1.0 + scaled) * np.exp(-scaled)
+        return matrix

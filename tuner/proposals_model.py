@@ -1,0 +1,337 @@
+"""Strategy ``model``: the point that most improves the recommendation, by the structural model of the operator.
+
+The logarithm of a point's latency is taken as
+
+    log f(x; rates) + offset + deviation(x) + noise
+
+with f the latency formula of the cost model. Its rates have a prior (the cost model in force, or what ships), the
+offset is common to all points, and the deviation, what the formula does not know, is a Gaussian process over the
+knobs. The rates are refitted to the rows so far; around that fit the model is linear in them, so that mean and
+interval of every point, and what points share, follow in closed form.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy.special import log_ndtr, ndtr
+
+from cost_model.calibration_fit import Z90, fit_operator
+from cost_model.rates import CostModel, Rate, RateView
+from cost_model.sample_formulas import FITTED, fitted_rates, sample_seconds
+from cost_model.samples import Observation
+from tuner.proposals_kernel import KnobKernel
+from tuner.space import Config, Scalar, Space, config_id
+
+Array = npt.NDArray[np.float64]
+
+STOP_GAIN = 2e-3
+"""Expected improvement, as a share of the best latency, below which no further point is worth its launch."""
+_FEWEST = 3
+_BOTH = "forward_backward"
+_OFFSET_SD = 1.0
+_LOOSEST, _PROBED = 1.5 / Z90, 0.5 / Z90
+_NOISE_SD = 0.01
+_PRUNED_SD = 0.08
+_DEVIATIONS = (0.02, 0.05, 0.1, 0.2, 0.4)
+_USUAL_DEVIATION, _DEVIATION_SPREAD = 0.1, 0.8
+_REACHES = (0.25, 0.6, 1.5)
+_NEARLY = 0.02
+_STEP = 1e-4
+_OTHER_SHAPE = 0.3
+_SCALAR_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A point that may be launched, with its Eq. 6 bound (None where nothing is known of it)."""
+
+    config: Config
+    bound_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A measured point.
+
+    Attributes:
+        seconds: of the fast mode by pass; both passes together as ``forward_backward``.
+        noise: relative standard deviation of that median.
+        pruned: stopped after its first repeat.
+    """
+
+    config: Config
+    seconds: Mapping[str, float]
+    noise: float = _NOISE_SD
+    pruned: bool = False
+
+    @property
+    def total_s(self) -> float:
+        return sum(self.seconds.values())
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is to be recommended: the best of ``candidates`` for one operator and shape.
+
+    Attributes:
+        formula: the operator's name where a latency formula holds for it (our own provider), else None: then only
+            the Gaussian process speaks.
+        shape: with ``ranks``.
+        prior: the cost model that the rates start from.
+        warm: older measurements of this hardware; those of other shapes inform the rates first of all.
+    """
+
+    formula: str | None
+    shape: Mapping[str, Any]
+    space: Space
+    candidates: tuple[Candidate, ...]
+    prior: CostModel
+    warm: tuple[Observation, ...] = ()
+
+    @staticmethod
+    def of(
+        operator: str,
+        provider: str,
+        *,
+        shape: Mapping[str, Any],
+        ranks: int,
+        space: Space,
+        candidates: Iterable[Candidate],
+        prior: CostModel,
+        warm: Iterable[Observation] = (),
+    ) -> Problem:
+        """The formula is used for our own operators only; baselines run another schedule."""
+        formula = operator if provider == "flatpeak" and operator in FITTED else None
+        return Problem(formula, {**shape, "ranks": ranks}, space, tuple(candidates), prior, tuple(warm))
+
+    def values(self, config: Mapping[str, Scalar]) -> dict[str, Any]:
+        """Shape and knobs as the formulas read them."""
+        scalar = _SCALAR_BYTES.get(str(self.shape.get("dtype", "float32")), 4)
+        return {"scalar_bytes": scalar, **self.shape, **config}
+
+    @cached_property
+    def kernel(self) -> KnobKernel:
+        return KnobKernel(self.space, [c.config for c in self.candidates])
+
+
+@dataclass(frozen=True, slots=True)
+class Suggestion:
+    """The next point: why (expected gain as a share of the best latency), and what is expected of it in seconds.
+
+    ``expected_gain`` is infinite for a first point: nothing is there to improve upon.
+    """
+
+    config: Config
+    expected_gain: float
+    predicted_s: float
+    low_s: float
+    high_s: float
+
+
+def suggest(
+    problem: Problem,
+    seen: Sequence[Seen],
+    *,
+    taken: Iterable[Config],
+    limit_bytes: int,
+    out_of_memory: Sequence[Candidate] = (),
+    peaks: Sequence[tuple[int, int]] = (),
+    seed: int = 0,
+    stop_gain: float = STOP_GAIN,
+) -> Suggestion | None:
+    """The candidate with the largest expected improvement among those that fit, or None when none is worth it.
+
+    Eq. 6 is a hard constraint: no point is proposed whose bound exceeds the limit. The bound is corrected by what
+    was seen: a peak above its bound raises all bounds by that ratio, and no point is proposed whose bound reaches
+    that of one that ran out of memory.
+
+    Args:
+        taken: configurations that were launched, are running, or failed.
+        peaks: (bound, measured peak) of measured points, in bytes.
+        out_of_memory: points that were launched and did not fit.
+        seed: decides between points whose expected improvements are within 2 % of the largest.
+        stop_gain: share of the best latency; the search ends when no point promises more.
+    """
+    gone = {config_id(c) for c in taken} | {config_id(s.config) for s in seen}
+    excess = max([1.0, *(peak / bound for bound, peak in peaks if bound > 0)])
+    over = min((c.bound_bytes for c in out_of_memory if c.bound_bytes is not None), default=None)
+    fitting = [
+        c
+        for c in problem.candidates
+        if config_id(c.config) not in gone
+        and (
+            c.bound_bytes is None
+            or (c.bound_bytes * excess <= limit_bytes and (over is None or c.bound_bytes < over))
+        )
+    ]
+    if not fitting:
+        return None
+    configs = [c.config for c in fitting]
+    mean, sd, best = _posterior(problem, seen, configs)
+    if best is None:
+        gains = np.exp(mean.min() - mean)
+        expected = math.inf
+    else:
+        gains = _improvement(mean, sd, best)
+        expected = float(gains.max())
+        if len(seen) >= _FEWEST and expected < stop_gain:
+            return None
+    nearly = np.flatnonzero(gains >= (1 - _NEARLY) * gains.max())
+    chosen = int(np.random.default_rng(seed + 7919 * len(seen)).choice(nearly))
+    centre, width = float(mean[chosen]), Z90 * float(sd[chosen])
+    return Suggestion(
+        configs[chosen],
+        expected if best is None else float(gains[chosen]),
+        math.exp(centre),
+        math.exp(centre - width),
+        math.exp(centre + width),
+    )
+
+
+def _improvement(mean: Array, sd: Array, best: float) -> Array:
+    """Expected 1 - y/best where y falls below best, y log-normal."""
+    sd = np.maximum(sd, 1e-9)
+    z = (best - mean) / sd
+    below = ndtr(z)
+    shifted = np.exp(mean - best + 0.5 * sd**2 + log_ndtr(z - sd))
+    return np.maximum(0.0, below - shifted)
+
+
+def _posterior(
+    problem: Problem, seen: Sequence[Seen], configs: Sequence[Config]
+) -> tuple[Array, Array, float | None]:
+    """Mean and standard deviation of log seconds of ``configs``, and the lowest mean of a measured point."""
+    warm = [w for w in problem.warm if problem.formula is not None and w.operator == problem.formula]
+    structure = _Structure(problem, seen, warm)
+    points = [problem.values(c) for c in [s.config for s in seen] + list(configs)]
+    passes = _passes(seen, warm)
+    every = [(values, passes) for values in points] + [(w.values, (w.pass_name,)) for w in warm]
+    prior_mean, jacobian = structure.linear(every)
+    count, new = len(seen), len(configs)
+    measured = [*range(count), *range(count + new, len(every))]
+    logs = np.array([math.log(s.total_s) for s in seen] + [math.log(w.seconds) for w in warm])
+    shared = (jacobian * structure.variance) @ jacobian.T
+    candidates = np.arange(count, count + new)
+    if not measured:
+        spread = np.diag(shared)[candidates] + _USUAL_DEVIATION**2
+        return prior_mean[candidates], np.sqrt(spread), None
+    noise = np.array([max(s.noise, _PRUNED_SD if s.pruned else _NOISE_SD) for s in seen] + [0.03] * len(warm))
+    rows = np.array(measured)
+    other = np.array([False] * (count + new) + [not _same_shape(problem.shape, w.values) for w in warm])
+    left = logs - prior_mean[rows]
+    kernels = {reach: _deviation(problem, every, other, reach) for reach in _REACHES}
+    choices = [(amount, reach) for amount in _DEVIATIONS for reach in _REACHES]
+
+    def solved(amount: float, reach: float) -> tuple[float, Array, Array]:
+        whole = shared + amount**2 * kernels[reach]
+        inner = whole[np.ix_(rows, rows)] + np.diag(noise**2)
+        root = np.linalg.cholesky(inner + 1e-10 * np.eye(len(rows)))
+        half = np.linalg.solve(root, left)
+        evidence = -0.5 * float(half @ half) - float(np.log(np.diag(root)).sum())
+        belief = -0.5 * (math.log(amount / _USUAL_DEVIATION) / _DEVIATION_SPREAD) ** 2
+        return evidence + belief, whole, root
+
+    _, whole, root = max((solved(*choice) for choice in choices), key=lambda answer: answer[0])
+    across = np.linalg.solve(root, whole[rows])
+    mean = prior_mean + across.T @ np.linalg.solve(root, left)
+    variance = np.maximum(np.diag(whole) - (across**2).sum(axis=0), 1e-12)
+    best = float(mean[:count].min()) if count else None
+    return mean[candidates], np.sqrt(variance[candidates]), best
+
+
+def _passes(seen: Sequence[Seen], warm: Sequence[Observation]) -> tuple[str, ...]:
+    """The passes that a repetition of this sweep consists of."""
+    if seen:
+        return tuple(seen[0].seconds)
+    names = sorted({w.pass_name for w in warm}, reverse=True)
+    return tuple(names) or (_BOTH,)
+
+
+def _same_shape(shape: Mapping[str, Any], values: Mapping[str, Any]) -> bool:
+    return all(values.get(key) == value for key, value in shape.items() if isinstance(value, int | float))
+
+
+def _deviation(
+    problem: Problem,
+    every: Sequence[tuple[Mapping[str, Any], tuple[str, ...]]],
+    other: npt.NDArray[np.bool_],
+    reach: float,
+) -> Array:
+    """Correlation of what the formula misses: knob by knob, and weak between shapes."""
+    between = problem.kernel.matrix([values for values, _ in every], reach)
+    strange = other[:, None] | other[None, :]
+    np.fill_diagonal(strange, val=False)
+    return np.where(strange, _OTHER_SHAPE * between, between)
+
+
+class _Structure:
+    """The formula around the rates that fit the rows best; without a formula, an offset alone."""
+
+    def __init__(self, problem: Problem, seen: Sequence[Seen], warm: Sequence[Observation]) -> None:
+        self._operator = problem.formula
+        self._rates: dict[str, Rate] = dict(problem.prior.rates)
+        self._names: list[str] = []
+        if self._operator is None:
+            self.variance = np.array([_OFFSET_SD**2])
+            self._moved = np.zeros(0)
+            return
+        rows = [*_observed(problem, self._operator, seen), *warm]
+        ranks = {int(problem.shape["ranks"]), *(int(row.values["ranks"]) for row in rows)}
+        self._names = fitted_rates(RateView(self._rates), self._operator, ranks)
+        before = np.array([math.log(self._rates[name].value) for name in self._names])
+        widths = [_prior_sd(self._rates[name]) for name in self._names]
+        if rows:
+            self._rates.update(fit_operator(self._rates, rows).rates)
+        now = np.array([math.log(self._rates[name].value) for name in self._names])
+        self._moved = before - now
+        self.variance = np.array([*(w**2 for w in widths), _OFFSET_SD**2])
+
+    def linear(self, every: Sequence[tuple[Mapping[str, Any], tuple[str, ...]]]) -> tuple[Array, Array]:
+        """Prior mean of log seconds [n], and its derivatives by log rate and by the offset [n, rates + 1]."""
+        ones = np.ones((len(every), 1))
+        if self._operator is None:
+            return np.zeros(len(every)), ones
+        centre = self._logs(every, None)
+        columns = []
+        for name in self._names:
+            moved = self._rates[name].value * math.exp(-_STEP)  # downwards: a share may stand at 1
+            columns.append((centre - self._logs(every, (name, moved))) / _STEP)
+        slopes = np.stack(columns, axis=1)
+        return centre + slopes @ self._moved, np.hstack([slopes, ones])
+
+    def _logs(
+        self,
+        every: Sequence[tuple[Mapping[str, Any], tuple[str, ...]]],
+        override: tuple[str, float] | None,
+    ) -> Array:
+        assert self._operator is not None
+        view = RateView(self._rates, override)
+        return np.array(
+            [
+                math.log(
+                    max(1e-12, sum(sample_seconds(view, self._operator, values, name) for name in passes))
+                )
+                for values, passes in every
+            ]
+        )
+
+
+def _observed(problem: Problem, operator: str, seen: Sequence[Seen]) -> list[Observation]:
+    return [
+        Observation(operator, name, problem.values(one.config), seconds, 1, 0.0, None)
+        for one in seen
+        for name, seconds in one.seconds.items()
+    ]
+
+
+def _prior_sd(rate: Rate) -> float:
+    """As wide as the calibration takes a prior: what was never measured may be off by a factor of 4.5."""
+    width = max(math.log(rate.high / rate.value), math.log(rate.value / rate.low)) / Z90
+    return max(width, _PROBED if rate.provenance in ("measured", "interpolated") else _LOOSEST)
