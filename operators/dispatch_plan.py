@@ -17,6 +17,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import count
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -26,6 +28,12 @@ from operators.errors import RuleError
 from operators.least_loaded import LeastLoadedPlan, plan_least_loaded
 from operators.ranks import Ranks
 from operators.routing import Routing
+
+# Which planning a routing record stands for, equal on all ranks: rank 0's running number, taken the first time the
+# record is planned. A recompute that replays the record must meet peers that replay the same one.
+_number_of: WeakKeyDictionary[Routing, int] = WeakKeyDictionary()
+_numbers = count(1)
+_UNSAID = 0
 
 
 @dataclass(frozen=True)
@@ -48,6 +56,8 @@ class DispatchPlan:
     experts: int
     ranks: int
     rank: int
+    number: int
+    """Names this layer call on all ranks: backward checks that its peers are in the same one."""
     least_loaded: LeastLoadedPlan
     slots: tuple[int, ...]
     """Global expert numbers in slot order."""
@@ -154,7 +164,7 @@ def make_plan(routing: Routing, ranks: Ranks, launch: DispatchLaunch) -> Dispatc
 
     Raises:
         RuleError: the experts do not divide among the ranks, or a token of any rank picked an expert that does
-            not exist (said on every rank, from the one transfer).
+            not exist, or ranks recompute different layers (said on every rank, from the one transfer).
     """
     if routing.experts % ranks.size:
         raise RuleError(
@@ -168,9 +178,10 @@ def make_plan(routing: Routing, ranks: Ranks, launch: DispatchLaunch) -> Dispatc
     # K stays on the device until the one transfer below: rounding up by floor division of the negative.
     chunks_1 = (-(-tokens_max // launch.chunk_tokens)).clamp_(1, most)
     order, counts = _count(routing, chunks_1, most)
+    counts[-2] = _number_of.get(routing) or -next(_numbers)
     counts[-1:] = tokens_max
     gathered = ranks.all_gather(counts).to("cpu")
-    unknown, largest = gathered[:, -2:].t().tolist()
+    unknown, numbers, largest = gathered[:, -3:].t().tolist()
     if any(unknown):
         raise RuleError(
             rule="every picked expert lies in [0, experts)",
@@ -178,20 +189,47 @@ def make_plan(routing: Routing, ranks: Ranks, launch: DispatchLaunch) -> Dispatc
             remedy="Route by scores that have one column per expert of the layer.",
         )
     chunks = launch.chunks(max(largest))
-    counts_PCE = gathered[:, :-2].view(ranks.size, most, experts)[:, :chunks]
-    return plan_from_counts(counts_PCE, order, routing, ranks.rank, launch)
+    counts_PCE = gathered[:, :-3].view(ranks.size, most, experts)[:, :chunks]
+    number = _number_of[routing] = _agreed(numbers)
+    return plan_from_counts(counts_PCE, order, routing, ranks.rank, launch, number=number)
+
+
+def _agreed(numbers: list[int]) -> int:
+    said = [n for n in numbers if n != _UNSAID]
+    if all(n < 0 for n in said):  # planned for the first time
+        return -said[0]
+    if len(set(said)) > 1:
+        raise RuleError(
+            rule="all ranks of the expert group run the same layer at the same time",
+            value=f"number of the recorded routing by rank: {said}",
+            remedy="Call backward (and with it recompute) of the layers in one order on all ranks.",
+        )
+    return said[0]
+
+
+def check_same_call(plan: DispatchPlan, ranks: Ranks) -> None:
+    """Fail, on every rank, if a peer has entered the backward pass of another layer. A collective, no host sync.
+
+    Without it rows of two layers with equal splits would mix in silence, and unequal splits would hang. On a GPU
+    the failure is a device-side assertion.
+    """
+    numbers = ranks.all_gather(plan.slot_ends_CS.new_full((1,), plan.number, dtype=torch.int64))
+    torch._assert_async(
+        (numbers == plan.number).all(),
+        "backward of PipelinedLLEP layers must run in one order on all ranks: a peer is in another layer",
+    )
 
 
 def _count(routing: Routing, chunks_1: Tensor, most: int) -> tuple[Tensor, Tensor]:
-    """Route numbers sorted by (chunk, expert), and ``[most·E + 2]``: routes by (chunk, expert), then how many ids
-    name no expert, then an element to fill in."""
+    """Route numbers sorted by (chunk, expert), and ``[most·E + 3]``: routes by (chunk, expert), then how many ids
+    name no expert, then two elements to fill in (number of the record, largest token count)."""
     device, experts = routing.ids_NK.device, routing.experts
     known_NK = routing.ids_NK.clamp(0, experts - 1)
     chunk_N = torch.arange(routing.tokens, device=device) % chunks_1
     keys = (known_NK + (chunk_N * experts).unsqueeze(1)).flatten()
-    counts = torch.zeros(most * experts + 2, dtype=torch.int64, device=device)
+    counts = torch.zeros(most * experts + 3, dtype=torch.int64, device=device)
     counts.scatter_add_(0, keys, torch.ones_like(keys))
-    counts[-2] = (known_NK != routing.ids_NK).sum()
+    counts[-3] = (known_NK != routing.ids_NK).sum()
     return torch.sort(keys.to(torch.int32), stable=True).indices, counts
 
 
@@ -211,13 +249,20 @@ def gathered_counts(routings: Sequence[Routing], launch: DispatchLaunch) -> Tens
 
 
 def plan_from_counts(
-    counts_PCE: Tensor, order: Tensor, routing: Routing, rank: int, launch: DispatchLaunch
+    counts_PCE: Tensor,
+    order: Tensor,
+    routing: Routing,
+    rank: int,
+    launch: DispatchLaunch,
+    *,
+    number: int = 1,
 ) -> DispatchPlan:
     """The plan of ``rank`` from everybody's counts.
 
     Args:
         counts_PCE: int64 on the CPU, routes of every rank by chunk and expert.
         order: ``[N·K]`` this rank's route numbers sorted by (chunk, expert, route), on the layer's device.
+        number: What all ranks call this planning.
     """
     ranks, chunks, experts = counts_PCE.shape
     local = experts // ranks
@@ -284,6 +329,7 @@ def plan_from_counts(
         experts=experts,
         ranks=ranks,
         rank=rank,
+        number=number,
         least_loaded=least,
         slots=slots[rank],
         send_splits=_tuples(send_CP),

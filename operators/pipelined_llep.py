@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from operators import dispatch_chunks as chunks
 from operators.dispatch_launch import DispatchLaunch
-from operators.dispatch_plan import DispatchPlan, make_plan
+from operators.dispatch_plan import DispatchPlan, check_same_call, make_plan
 from operators.errors import RuleError
 from operators.expert_mlp import ExpertMath, ExpertWeights, GradientAccumulators, fetch_guests
 from operators.kernels.route import accumulation_dtype
@@ -82,9 +82,11 @@ def pipelined_llep(
         RuleError: shapes or dtypes do not fit together, or a picked expert does not exist.
     """
     _check(hidden_NH, scores_NE, routing, weights, ranks)
-    weights_NK = routing.weights(scores_NE, normalize=normalize)
     if plan is None:
-        plan = make_plan(routing, ranks, launch)
+        plan = make_plan(
+            routing, ranks, launch
+        )  # refuses unknown experts, which the next line would stumble over
+    weights_NK = routing.weights(scores_NE, normalize=normalize)
     call = LayerCall(plan, ranks, gate, launch)
     if launch.backward == "nested":
         from operators.pipelined_llep_nested import nested_layer
@@ -238,6 +240,7 @@ def backward_chunks(
     """The backward pass: gradients of hidden, router weights and the wanted ones of the four expert weights."""
     plan, ranks, schedule = call.plan, call.ranks, call.launch.dispatch_schedule
     ahead = schedule != "serial" and plan.chunks > 1
+    check_same_call(plan, ranks)
     experts = ExpertMath(call.gate, plan, own, fetch_guests(plan, ranks, own))
     totals = GradientAccumulators(experts, wanted)
     wide_NK = weights_NK.to(accumulation_dtype(weights_NK.dtype))
