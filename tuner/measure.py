@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from time import perf_counter
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch
 
 from operators.dry_run import PeakTracker
 from operators.ranks import Ranks
+from tuner.front import SLOWEST_MODE, Point, out_of_reach
 from tuner.registry import OperatorAdapter, Runnable
 from tuner.space import Config
 
@@ -26,7 +27,13 @@ Report = Callable[[dict[str, Any]], None]
 
 @dataclass(frozen=True, slots=True)
 class MeasureRequest:
-    """What is measured. ``adapter`` is the ``module:name`` that a rank loads."""
+    """What is measured. ``adapter`` is the ``module:name`` that a rank loads.
+
+    Attributes:
+        front: (peak bytes, seconds) of points already measured. When it is not empty, a point that needs as much
+            memory as one of them and is slower, whatever its mode, is stopped after its first repeat.
+        slack: how far a first repeat may lie above the fast mode.
+    """
 
     adapter: str
     provider: str
@@ -34,6 +41,8 @@ class MeasureRequest:
     config: Config
     device: str = "cpu"
     repeats: int = 3
+    front: list[Point] = field(default_factory=list)
+    slack: float = SLOWEST_MODE
 
     def payload(self) -> dict[str, Any]:
         """JSON for the ranks."""
@@ -54,7 +63,8 @@ def measure_rank(ranks: Ranks, payload: dict[str, Any], report: Report) -> dict[
     Returns:
         ``samples``: rows ``[pass, repeat, seconds, allocated_bytes, reserved_bytes]``; ``peak_source``;
         ``base_bytes`` (inputs and weights), ``host_locked_bytes``, ``device_used_bytes``, ``warmups``,
-        ``error`` and ``tolerance`` of the check against the reference.
+        ``error`` and ``tolerance`` of the check against the reference; ``pruned``, the (peak, seconds) of the
+        point that put this one out of reach, or None.
     """
     from tuner.executors.rank_process import load
 
@@ -76,6 +86,7 @@ def measure_rank(ranks: Ranks, payload: dict[str, Any], report: Report) -> dict[
     peaks = {} if cuda else _tracked_peaks(runnable)
     report({"phase": "peak"})
     samples: list[list[Any]] = []
+    beaten_by: Point | None = None
     base_bytes = torch.cuda.memory_allocated() if cuda else _held_bytes(runnable)
     for repeat in range(request.repeats):
         runnable.reset()
@@ -90,6 +101,10 @@ def measure_rank(ranks: Ranks, payload: dict[str, Any], report: Report) -> dict[
             )
             samples.append([name, repeat, seconds, peak.allocated, peak.reserved])
         report({"phase": "repeat", "repeat": repeat + 1, "repeats": request.repeats})
+        if repeat == 0 and request.front and request.repeats > 1:
+            beaten_by = _beaten_by(request, ranks, samples)
+            if beaten_by is not None:
+                break
     device_used = None
     if cuda:
         free, total = torch.cuda.mem_get_info()
@@ -103,11 +118,23 @@ def measure_rank(ranks: Ranks, payload: dict[str, Any], report: Report) -> dict[
         "warmups": warmups,
         "error": error if math.isfinite(error) else None,
         "tolerance": tolerance,
+        "pruned": beaten_by,
     }
     del runnable
     gc.collect()  # a warm rank must not carry this trial's graphs into the next one's peak
     gc.freeze()  # what is left are modules: the next collections need not look through them
     return answer
+
+
+def _beaten_by(request: MeasureRequest, ranks: Ranks, samples: list[list[Any]]) -> Point | None:
+    """Whether the front is out of reach after one repeat; all ranks decide alike, by the slowest and the fullest."""
+    seconds = [row[2] for row in samples]
+    largest = torch.tensor(
+        [*seconds, max(row[3] for row in samples)], dtype=torch.float64, device=request.device
+    )
+    ranks.all_reduce(largest, "max")
+    *slowest, peak = largest.tolist()
+    return out_of_reach(sum(slowest), int(peak), request.front, request.slack)
 
 
 def _warm_up(runnable: Runnable, ranks: Ranks, device: str, report: Report) -> int:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
+from math import sqrt
+from statistics import mean, median, stdev
 
 from cost_model.errors import RuleError
 
@@ -19,6 +20,8 @@ class Modes:
     fast_s: float
     slow_s: float | None
     slow_share: float
+    noise: float = 0.0
+    """Relative standard deviation of the fast mode's median, as far as its repeats show it."""
 
 
 def split_modes(seconds: Sequence[float]) -> Modes:
@@ -40,4 +43,6 @@ def split_modes(seconds: Sequence[float]) -> Modes:
         if ratio >= widest:
             cut, widest = i, ratio
     slow = ordered[cut:]
-    return Modes(median(ordered[:cut]), median(slow) if slow else None, len(slow) / len(ordered))
+    fast = ordered[:cut]
+    noise = stdev(fast) / mean(fast) / sqrt(len(fast)) if len(fast) > 1 else 0.0
+    return Modes(median(fast), median(slow) if slow else None, len(slow) / len(ordered), noise)

@@ -99,10 +99,13 @@ def read_samples(path: Path) -> pd.DataFrame:
     return samples
 
 
-def tables(samples: pd.DataFrame, *, fewest: int = 2) -> list[Table]:
+def tables(samples: pd.DataFrame, *, fewest: int = 2, where: Mapping[str, str] | None = None) -> list[Table]:
     """The tables in ``samples``: one per operator, provider, shape and hardware with ``fewest`` points or more.
 
     A configuration without a finite time is left out.
+
+    Args:
+        where: knob to value, as text: only configurations that have it.
 
     Raises:
         RuleError: a row's JSON cannot be read.
@@ -112,6 +115,8 @@ def tables(samples: pd.DataFrame, *, fewest: int = 2) -> list[Table]:
         rows["hardware_id"] = "unknown"
     seconds = rows["seconds"].astype(float)
     rows = rows[np.isfinite(seconds) & (seconds > 0)]
+    for key, value in (where or {}).items():
+        rows = rows[[str(_object(str(text)).get(key)) == value for text in rows["config_json"]]]
     found = []
     for group, own in rows.groupby(["operator", "provider", "shape_json", "hardware_id"], sort=True):
         operator, provider, shape, hardware = (str(part) for part in group)

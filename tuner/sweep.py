@@ -13,6 +13,8 @@ from db.session import Database
 from db.tables import Sweep, Trial
 from tuner.executors.base import OOM_KINDS, Executor, Site
 from tuner.proposals import Known, propose
+from tuner.proposals_model import Candidate
+from tuner.proposals_sweep import suggest_next
 from tuner.registry import OperatorAdapter, check_provider, load_adapter
 from tuner.space import Config, Knob, Space, config_id
 from tuner.sweep_spec import SweepSpec, parse_sweep, read_sweep_file
@@ -87,6 +89,14 @@ class _Points:
             found.setdefault(config_id(one), one)
         return list(found.values())
 
+    def candidates(self) -> list[Candidate]:
+        """Every point with its bound."""
+        ranks, shape, provider = self.spec.target.ranks, self.spec.shape, self.spec.provider
+        return [
+            Candidate(config, sum(self.adapter.bound_bytes(shape, config, ranks, provider).values()))
+            for config in self.all()
+        ]
+
     def canonical(self, config: Config) -> Config:
         return self.adapter.canonical(self.spec.shape, config, self.spec.target.ranks)
 
@@ -132,7 +142,7 @@ def _sorted(knob: Knob) -> Knob:
 def create_sweep(database: Database, spec: SweepSpec, idempotency_key: str | None = None) -> str:
     """Store a sweep with its first trials; those that a stated memory limit rules out are never queued.
 
-    ``grid`` and ``random`` sweeps get all their trials now, ``tpe`` and ``gp`` one after the other. A limit
+    ``grid`` and ``random`` sweeps get all their trials now, ``tpe``, ``gp`` and ``model`` one after the other. A limit
     that is not stated is the one of the machine that claims a trial.
 
     Args:
@@ -244,7 +254,21 @@ def extend_sweep(database: Database, sweep_id: str, site: Site) -> bool:
     limit = memory_limit_bytes(points.spec, site)
     known = [_known(t) for t in trials]
     while _launched(trials) < sweep.max_trials:
-        config = propose(sweep.strategy, points.space, known, seed=points.spec.seed, limit_bytes=limit)
+        if sweep.strategy == "model":
+            suggestion = suggest_next(
+                database,
+                sweep_id,
+                points.spec,
+                points.adapter,
+                points.space,
+                candidates=points.candidates(),
+                trials=trials,
+                hardware_id=site.hardware_id,
+                limit_bytes=limit,
+            )
+            config = None if suggestion is None else suggestion.config
+        else:
+            config = propose(sweep.strategy, points.space, known, seed=points.spec.seed, limit_bytes=limit)
         if config is None:
             return False
         canonical = points.canonical(config)
@@ -285,7 +309,8 @@ def _known(trial: Trial) -> Known:
         bound_bytes=trial.bound_bytes,
         peak_bytes=trial.peak_bytes,
         ended=state in TERMINAL,
-        failed=state in (TrialState.FAILED, TrialState.CANCELLED, TrialState.PRUNED),
+        failed=state in (TrialState.FAILED, TrialState.CANCELLED)
+        or (state is TrialState.PRUNED and trial.latency_s is None),
         out_of_memory=trial.reason_kind in (*OOM_KINDS, "bound", "peak"),
     )
 

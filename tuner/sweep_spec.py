@@ -13,7 +13,7 @@ from cost_model.errors import RuleError
 from tuner.executors.base import Timers
 from tuner.space import Scalar
 
-Strategy = Literal["grid", "random", "tpe", "gp"]
+Strategy = Literal["grid", "random", "tpe", "gp", "model"]
 _MAX_FILE_BYTES = 1_000_000
 
 
@@ -68,7 +68,14 @@ class SweepSpec(_Strict):
     max_trials: int = Field(default=1000, ge=1, le=100_000)
     memory_limit_bytes: int | None = Field(default=None, ge=1)
     seed: int = Field(default=0, ge=0, lt=2**31)
+    prune: bool | None = None
     timers: TimerSpec = Field(default_factory=TimerSpec)
+
+    @property
+    def prunes(self) -> bool:
+        """Points that cannot reach the front any more are stopped after a repeat; by default where points are
+        chosen for the recommendation's sake (``model``), not where all are wanted."""
+        return self.strategy == "model" if self.prune is None else self.prune
 
     @field_validator("space", mode="before")
     @classmethod

@@ -14,6 +14,7 @@ from db.repositories.samples import NewSample
 from db.session import Database, DatabaseUnreachable
 from tuner.executors.base import Executor, GangOutcome, GangTask, OutcomeKind, Site
 from tuner.fingerprint import commit
+from tuner.front import Point, front, slack
 from tuner.measure import MeasureRequest
 from tuner.modes import split_modes
 from tuner.registry import OperatorAdapter, load_adapter, reference
@@ -139,6 +140,7 @@ def _launch(
             hardware_id=site.hardware_id,
             software=site.software,
         )
+    known, spread = _known_front(database, claim.trial.sweep_id) if spec.prunes else ([], slack(()))
     request = MeasureRequest(
         adapter=reference(spec.operator),
         provider=spec.provider,
@@ -146,6 +148,8 @@ def _launch(
         config=claim.trial.config_json,
         device=spec.target.device,
         repeats=spec.repeats,
+        front=known,
+        slack=spread,
     )
     task = GangTask(
         function="tuner.measure:measure_rank",
@@ -164,6 +168,14 @@ def _launch(
     with Heart(database, claim.claim_id, leases) as heart:
         outcome = executor.run(task, on_progress=hear, cancelled=lambda: heart.must_stop or stop())
     return outcome, heart.cancelled
+
+
+def _known_front(database: Database, sweep_id: str) -> tuple[list[Point], float]:
+    """Front of the sweep's measured trials, and how far one of their repeats lay above its fast mode."""
+    with database.reading() as session:
+        trials = TrialRepository(session).of_sweep(sweep_id, state=TrialState.SUCCEEDED.value)
+    points = [(t.peak_bytes, t.latency_s) for t in trials if t.peak_bytes is not None and t.latency_s]
+    return front(points), slack((t.result_json or {}).get("slowest_over_fast", 1.0) for t in trials)
 
 
 class Heart:
@@ -219,16 +231,18 @@ def _answer(outcome: GangOutcome, spec: SweepSpec, limit_bytes: int) -> Answer:
     tolerance = min(one["tolerance"] for one in measured)
     wrong = error is None or error > tolerance or any(one["error"] is None for one in measured)
     peak = max(s.allocated_bytes or 0 for s in samples)
-    modes = split_modes(_totals(samples, spec.repeats))
+    repeats = 1 + max(s.repeat for s in samples)  # fewer than asked for when it was pruned
+    totals = _totals(samples, repeats)
+    modes = split_modes(totals)
     reserved = [s.reserved_bytes for s in samples if s.reserved_bytes is not None]
     used = [one["device_used_bytes"] for one in measured if one["device_used_bytes"] is not None]
     result = {
         "fast_s": modes.fast_s,
         "slow_s": modes.slow_s,
         "slow_share": modes.slow_share,
-        "passes": {
-            name: split_modes(_totals(samples, spec.repeats, name)).fast_s for name in _passes(samples)
-        },
+        "passes": {name: split_modes(_totals(samples, repeats, name)).fast_s for name in _passes(samples)},
+        "slowest_over_fast": max(totals) / modes.fast_s,
+        "noise": modes.noise,
         "peak_allocated_bytes": peak,
         "peak_reserved_bytes": max(reserved, default=None),
         "device_used_bytes": max(used, default=None),
@@ -246,6 +260,12 @@ def _answer(outcome: GangOutcome, spec: SweepSpec, limit_bytes: int) -> Answer:
     elif spec.memory_limit_bytes is not None and peak > limit_bytes:
         state, kind = TrialState.INFEASIBLE, "peak"
         reason = f"its measured peak of {peak} bytes exceeds the limit of {limit_bytes} bytes"
+    elif (better := measured[0]["pruned"]) is not None:
+        state, kind = TrialState.PRUNED, "pruned"
+        reason = (
+            f"its first repeat of {totals[0]:.4g} s puts the front out of reach: "
+            f"{better[1]:.4g} s are known at a peak of {better[0]} bytes"
+        )
     return Answer(
         state,
         kind,

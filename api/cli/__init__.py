@@ -1,4 +1,4 @@
-"""The command line: ``flatpeak plan | check | sweep | fit | export | probe | serve | worker | db | token``."""
+"""The command line: ``flatpeak plan | check | sweep | replay | fit | export | probe | serve | worker | db | token``."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer.main import get_command
 
-from api.cli import check, database, export, fit, plan, probe, serve, sweep, token, worker
+from api.cli import check, database, export, fit, plan, probe, replay, serve, sweep, token, worker
 from api.cli.console import out
 
 _ABOUT = """Plan, measure and launch long-context Mixture-of-Experts training.
@@ -46,6 +46,6 @@ def build() -> Callable[..., Any]:
         pretty_exceptions_enable=False,
     )
     app.callback()(_root)
-    for module in (plan, check, sweep, fit, export, probe, serve, worker, database, token):
+    for module in (plan, check, sweep, replay, fit, export, probe, serve, worker, database, token):
         module.register(app)
     return get_command(app).main

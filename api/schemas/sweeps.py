@@ -51,7 +51,7 @@ class SweepRequest(Body):
         dict[str, Annotated[list[KnobValue], Field(min_length=1, max_length=256)]],
         Field(min_length=1, max_length=16),
     ]
-    strategy: Literal["grid", "random", "tpe", "gp"] = "grid"
+    strategy: Literal["grid", "random", "tpe", "gp", "model"] = "grid"
     repeats: Annotated[int, Field(ge=3, le=100)] = 3
     max_trials: Annotated[int, Field(ge=1, le=MAX_TRIALS)] = 48
     memory_limit_bytes: Annotated[int, Field(ge=1, le=2**50)] | None = None
