@@ -22,7 +22,7 @@ import torch.distributed as dist
 from benchmarks.rank_gang import join
 from benchmarks.stream_adamw_peers import Direction, link_seconds
 from operators.pinned_slab import PinnedSlab
-from operators.ranks import Pending, ProcessRanks
+from operators.ranks import Pending, ProcessRanks, Ranks
 from tuner.registry import Runnable, load_adapter
 
 MIB = 2**20
@@ -40,7 +40,7 @@ def _sync(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def timed(ranks: Group, device: torch.device, work: Callable[[], None]) -> float:
+def timed(ranks: Ranks, device: torch.device, work: Callable[[], None]) -> float:
     """Seconds of ``work``, begun by all ranks together."""
     _sync(device)
     ranks.barrier()
