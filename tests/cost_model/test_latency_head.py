@@ -1,0 +1,36 @@
+"""The gathered head as it runs: everything in forward, three matmuls, the weight there and its gradient back."""
+
+from __future__ import annotations
+
+import pytest
+
+from cost_model.latency import GroupLinks, gather_seconds
+from cost_model.latency_head import HeadShape, head_seconds, round_compute_seconds
+from cost_model.rates_default import default_cost_model
+from cost_model.reference.machines import TWO_H200
+
+SHAPE = HeadShape(tokens=16_384, hidden=7168, vocab=200_000, vocab_ranks=2)
+LINKS = GroupLinks(2, 0.5, 0.0)
+RATES = default_cost_model(TWO_H200).view()
+
+
+def seconds(mode: str, backward: bool, strip_rows: int = 4096) -> float:
+    return float(head_seconds(RATES, SHAPE, LINKS, ring_mode=mode, strip_rows=strip_rows, backward=backward))
+
+
+def test_the_gathered_heads_backward_only_scales() -> None:
+    assert seconds("gather", backward=True) < 0.02 * seconds("gather", backward=False)
+
+
+def test_three_matmuls_instead_of_four() -> None:
+    gathered = seconds("gather", backward=False) + seconds("gather", backward=True)
+    travels = sum(float(gather_seconds(RATES, LINKS, 200_000.0 * 7168 * b)) for b in (2, 4))
+    forward = float(round_compute_seconds(RATES, SHAPE, 4096, backward=False))
+    backward = float(round_compute_seconds(RATES, SHAPE, 4096, backward=True))
+    assert gathered - travels < 2 * backward * 1.01
+    assert gathered - travels > 2 * (backward + forward) * 0.7
+
+
+@pytest.mark.parametrize("mode", ["gather", "weights", "activations"])
+def test_more_tiles_cost_launches(mode: str) -> None:
+    assert seconds(mode, backward=False, strip_rows=64) > seconds(mode, backward=False, strip_rows=4096)
