@@ -17,7 +17,7 @@ from typing import Any
 
 from cost_model.bounds.pipelined_llep import pipelined_llep_terms
 from cost_model.bounds.ring_dtp import materialised_head_bytes
-from cost_model.latency import GroupLinks
+from cost_model.latency import GroupLinks, dense_seconds
 from cost_model.latency_dispatch import DispatchShape, dispatch_seconds
 from cost_model.rates import CostModel
 from cost_model.sample_formulas import sample_seconds
@@ -142,8 +142,7 @@ def predicted(case: Case, cost: CostModel, ranks: int = RANKS) -> Json:
             scalar_bytes=scalar,
         )
         found = {"peak_gib": peak / GIB} if shape["dtype"] == "float32" else found
-        # three matmuls over the whole vocabulary on every rank: the gathered head without its collectives
-        found |= _seconds(cost, "ring_dtp", shape | {"ranks": 1}, {"ring_mode": "gather"})
+        found |= _materialised_seconds(cost, shape)
     elif case.operator == "stream_adamw":
         found |= _seconds(cost, case.operator, shape | {"ranks": ranks}, config, ("step",))
         found["staging_gib"] = bound.get("optimizer_staging", 0) / GIB
@@ -165,6 +164,17 @@ def _seconds(
     values = {**shape, **config, "scalar_bytes": scalar}
     view = cost.view()
     return {f"{name}_s": sample_seconds(view, operator, values, name) for name in passes}
+
+
+def _materialised_seconds(cost: CostModel, shape: Mapping[str, Any]) -> Json:
+    """One matmul over the whole vocabulary forward, two backward; the softmax walks fp32 logits twice as often."""
+    if shape["dtype"] == "float32":
+        return {}
+    view = cost.view()
+    logits = float(shape["tokens_per_rank"]) * shape["vocab"]
+    matmul = float(dense_seconds(view, 2.0 * logits * shape["hidden"]))
+    walks = 2.0 * view["strip_passes"] * 4.0 * logits / view["hbm_bytes_per_s"]
+    return {"forward_s": matmul + walks, "backward_s": 2.0 * matmul + walks}
 
 
 def _forward_bytes(
