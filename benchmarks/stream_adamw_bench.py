@@ -83,7 +83,7 @@ class Bench:
         self.result = Result(rank, n, 4 * n, _hardware_id(), "cuda" if self.cuda else "tracked")
         wanted = [
             SerialCpuAdamW.bytes_needed(self.params),
-            host_bytes(params=n + 64, bucket_params=100 * self.unit, staging_slots=3, engine="host"),
+            host_bytes(params=n + 64, bucket_params=50 * self.unit, staging_slots=6, engine="host"),
         ]
         start = time.perf_counter()
         self.slab = PinnedSlab(max(wanted))

@@ -46,7 +46,9 @@ def _train(
     torch.manual_seed(0)
     params = [torch.nn.Parameter(torch.randn(s, device=device).to(dtype)) for s in SHAPES]
     twins = [torch.nn.Parameter(p.detach().float().clone()) for p in params]
-    ours = OffloadStreamAdamW(params, **SETTINGS, bucket_params=384, make_lanes=make_lanes, **kwargs)
+    ours = OffloadStreamAdamW(
+        params, **SETTINGS, bucket_params=384, host_bucket_params=384, make_lanes=make_lanes, **kwargs
+    )
     torchs = torch.optim.AdamW(twins, fused=True, **SETTINGS)
     for _ in range(steps):
         for p, twin in zip(params, twins, strict=True):

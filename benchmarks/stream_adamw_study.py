@@ -23,9 +23,11 @@ from operators.staging import lanes_for
 from operators.stream_adamw import OffloadStreamAdamW
 
 _BETA, _SLOTS = 5, 3
-_SHARES = (0.15, 0.2, 0.25, 0.3, 0.35)
-_BUCKETS = (2, 5, 10, 25, 50)
+_SHARES = (0.2, 0.35, 0.4, 0.45, 0.5, 0.55, 0.6, 0.65)
+_BUCKETS = (5, 10, 25, 50)
 _BUCKET = 25
+_SHAPES = ((5, 2, 25), (5, 6, 25), (2.5, 6, 25), (2.5, 3, 25), (5, 3, 12), (5, 6, 12), (5, 3, 40))
+"""beta, s and buckets of the host pass, in millions, tried at the best share."""
 _MEMORY_GIB = 2
 
 
@@ -38,7 +40,7 @@ def split_study(bench: Bench) -> Result:
     link = bench.link("both", copy_bytes)
     bench.note(f"link, both ways: {copy_bytes / link.median / 1e9:.1f} GB/s each way")
     scratch = _Scratch(bench)
-    for threads in (cores, cores // 2):
+    for threads in fewer(cores, (0, cores // 2)):
         scratch.alone(threads)
     stream = study.build(engine="stream")
     study.time(stream, "stream")
@@ -47,51 +49,46 @@ def split_study(bench: Bench) -> Result:
     del stream
 
     host = study.build(engine="host", host_bucket_params=_BUCKET * bench.unit)
-    for threads in fewer(cores, (8, 4, 2, 1, 0)):
+    for threads in fewer(cores, (8, 2, 1, 0)):
         study.time(host, "host", threads)
     del host
-    best = study.best("host")
     for bucket in _BUCKETS:
         if bucket != _BUCKET:
             host = study.build(engine="host", host_bucket_params=bucket * bench.unit)
-            study.time(host, "host", best["host_threads"])
+            study.time(host, "host", study.best("host")["host_threads"])
             del host
     for share in _SHARES:
         split = study.build(engine="split", host_share=share, host_bucket_params=_BUCKET * bench.unit)
-        for threads in fewer(cores, (6, 4, 2, 1)):
+        for threads in fewer(cores, (4, 2, 1)):
             study.time(split, "split", threads)
-        if share == _SHARES[-1]:  # the whole stream queued first, as it would be without a host pass
-            assert split._stream is not None
-            split._stream.throttled = False
-            study.apart(split, {"throttled": False}, fewer(cores, (2,))[0])
         del split
     best = study.best("split")
-    for bucket in _BUCKETS:
-        if bucket != _BUCKET:
-            split = study.build(
-                engine="split", host_share=best["host_share"], host_bucket_params=bucket * bench.unit
-            )
-            study.time(split, "split", best["host_threads"])
-            del split
-    good = {"engine": "split", "host_share": best["host_share"]}
-    for bucket in (
-        2,
-        25,
-    ):  # weights stored through the caches: a small bucket may still lie there when it is sent
-        split = study.build(**good, host_bucket_params=bucket * bench.unit)
-        update = split._host._update if split._host is not None else None
-        if isinstance(update, NativeUpdate):
-            update.past_caches = False
-            study.apart(split, {"past_caches": False}, best["host_threads"])
+    good: dict[str, Any] = {"engine": "split", "host_share": best["host_share"]}
+    for beta, slots, bucket in _SHAPES:
+        split = study.build(
+            **good,
+            bucket_params=int(beta * bench.unit),
+            staging_slots=slots,
+            host_bucket_params=bucket * bench.unit,
+        )
+        study.time(split, "split", best["host_threads"])
         del split
-    lanes = lanes_for(bench.device)
-    split = study.build(**good, host_bucket_params=_BUCKET * bench.unit, make_lanes=lambda _: lanes)
-    study.apart(split, {"lanes": "shared"}, best["host_threads"])
+    split = study.build(**good, host_bucket_params=_BUCKET * bench.unit)
+    assert split._stream is not None
+    split._stream.throttled = False
+    study.apart(split, {"throttled": False}, best["host_threads"])
+    split._stream.throttled = True
+    if split._host is not None and isinstance(split._host._update, NativeUpdate):
+        split._host._update.past_caches = False
+        study.apart(split, {"past_caches": False}, best["host_threads"])
+    if split._host is not None:  # streams of its own for the host pass
+        split._host._lanes = lanes_for(bench.device)
+        study.apart(split, {"lanes": "apart"}, best["host_threads"])
     del split
     # torch's own kernel with its conversions, as a yardstick: it moves more of what both share
     split = study.build(
         engine="split",
-        host_share=_SHARES[-1],
+        host_share=0.35,
         host_bucket_params=_BUCKET * bench.unit,
         host_kernel="plain",
     )
@@ -118,10 +115,8 @@ class _Study:
         return OffloadStreamAdamW(
             bench.params,
             lr=1e-4,
-            bucket_params=_BETA * bench.unit,
-            staging_slots=_SLOTS,
             host_memory=bench.slab.buffer,
-            **config,
+            **{"bucket_params": _BETA * bench.unit, "staging_slots": _SLOTS, **config},
         )
 
     def best(self, engine: str) -> dict[str, Any]:

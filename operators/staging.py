@@ -17,7 +17,11 @@ Mark = Any
 
 
 class Lanes(Protocol):
-    """Where an engine queues its work. Work on one lane runs in the order it was queued."""
+    """Where an engine queues its work. Work on one lane runs in the order it was queued.
+
+    Two threads may queue on the same lanes: whatever comes after a mark was queued later than what set it, so no
+    order of theirs makes the lanes wait for each other.
+    """
 
     def mark(self) -> Mark: ...
 

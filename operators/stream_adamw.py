@@ -21,7 +21,13 @@ import torch
 from torch import Tensor
 
 from operators.adamw_math import Hyper, clip_coefficient, local_norm
-from operators.bounds.stream_adamw import SCALE_BYTES, STATE_BYTES, host_bytes, stream_adamw_terms
+from operators.bounds.stream_adamw import (
+    HOST_BUCKET_PARAMS,
+    SCALE_BYTES,
+    STATE_BYTES,
+    host_bytes,
+    stream_adamw_terms,
+)
 from operators.errors import RuleError
 from operators.flat_buckets import bucket_capacity, cut_buckets, flat_params, host_boundary
 from operators.host_adamw import HostKernel, host_update
@@ -51,7 +57,7 @@ from operators.stream_adamw_engines import (
 from operators.stream_adamw_state import STATE_NAMES, FlatState, host_memory_of
 
 _META = "flatpeak"
-OPERATOR_VERSION = 2
+OPERATOR_VERSION = 3
 """Raised by hand when the schedule or the arithmetic of an engine changes: measurements are keyed by it."""
 
 
@@ -73,8 +79,9 @@ class OffloadStreamAdamW(torch.optim.Optimizer):
         staging_slots: s, buckets under way at a time.
         host_share: share of the parameters updated on the host; for ``split`` only.
         host_bucket_params: parameters a bucket of the host pass holds at most; its staging is host memory, so it
-            may be coarser than the stream's. None: β.
-        host_threads: CPU threads of the compiled host pass. None: ``torch.get_num_threads()``.
+            is coarser than the stream's. None: 25 million, or β if that is more.
+        host_threads: CPU threads of the compiled host pass. None: torch's, less one where there are more than 4:
+            somebody has to queue the copies.
         max_grad_norm: clip the gradients to this global 2-norm. The gradients themselves are left as they are.
         norm_ranks: the group over which the norm is taken; every rank of it calls :meth:`step` together. None:
             the norm of this rank.
@@ -131,11 +138,9 @@ class OffloadStreamAdamW(torch.optim.Optimizer):
         sizes = [local_shard(p).numel() for p in self._params]
         self.flat_params = flat_params(sizes)
         self.bucket_params = bucket_capacity(bucket_params, self.flat_params)
-        self.host_bucket_params = (
-            self.bucket_params
-            if host_bucket_params is None
-            else bucket_capacity(host_bucket_params, self.flat_params, "host_bucket_params")
-        )
+        if host_bucket_params is None:
+            host_bucket_params = max(self.bucket_params, HOST_BUCKET_PARAMS)
+        self.host_bucket_params = bucket_capacity(host_bucket_params, self.flat_params, "host_bucket_params")
         self.staging_slots, self.host_threads = staging_slots, host_threads
         share = {"host": 1.0, "split": host_share}.get(engine, 0.0)
         boundary = host_boundary(self.flat_params, share)
@@ -172,7 +177,7 @@ class OffloadStreamAdamW(torch.optim.Optimizer):
             host_share=share,
         )["optimizer_staging"]
         self._staging = torch.empty(staged // 4, dtype=torch.float32, device=self._device)
-        self._lanes, self._host_lanes = make_lanes(self._device), make_lanes(self._device)
+        self._lanes = make_lanes(self._device)
 
         self._device_pass: DevicePass | None = None
         self._stream: StreamPass | None = None
@@ -198,7 +203,7 @@ class OffloadStreamAdamW(torch.optim.Optimizer):
                 staging=memory[state_bytes:staging_end],
                 scale=memory[staging_end : staging_end + 4].view(torch.float32),
                 update=host_update(host_kernel),
-                lanes=self._host_lanes,
+                lanes=self._lanes,
             )
         if self._stream is not None:
             self._stream.throttled = self._host is not None
@@ -279,7 +284,7 @@ class OffloadStreamAdamW(torch.optim.Optimizer):
                 if card is not None:
                     card.run(work, counts)
             return
-        work.host_threads = self.host_threads or torch.get_num_threads()
+        work.host_threads = self.host_threads or _threads_for_host()
         self._host.open()
         if self._stream is None:
             self._host.run(work)
@@ -343,7 +348,6 @@ class OffloadStreamAdamW(torch.optim.Optimizer):
     def drain(self) -> None:
         """Wait until host state is whole. Saving does it; a step never needs it."""
         self._lanes.drain()
-        self._host_lanes.drain()
 
     def state_dict(self) -> dict[str, Any]:
         """State by parameter, gathered on the CPU: ``step``, ``exp_avg``, ``exp_avg_sq``, ``master`` (fp32).
@@ -447,3 +451,8 @@ class OffloadStreamAdamW(torch.optim.Optimizer):
                 UserWarning,
                 stacklevel=3,
             )
+
+
+def _threads_for_host() -> int:
+    threads = torch.get_num_threads()
+    return threads - (threads > 4)

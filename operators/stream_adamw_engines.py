@@ -165,8 +165,8 @@ class StreamPass:
         self._last_return: Mark = lanes.mark()
         self._cached: dict[tuple[int, int], tuple[Tensor, Tensor, list[_Views]]] = {}
         self.throttled = False
-        """Never queue more than s buckets ahead. A device may start its copies in the order in which they were
-        queued: those of a host pass, queued later, would wait behind the whole stream."""
+        """Never queue more than s buckets ahead: the copies of a host pass take their turn on the same lanes, and
+        would wait behind the whole stream."""
 
     def run(self, work: StepWork, counts: Sequence[Tensor]) -> None:
         """Queue one step; nothing here waits, unless ``throttled``."""

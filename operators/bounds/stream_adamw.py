@@ -8,6 +8,7 @@ from __future__ import annotations
 
 STATE_BYTES = 12  # fp32 master and two moments
 GRADIENT_BYTES = 4  # the gradient, staged in fp32
+HOST_BUCKET_PARAMS = 25_000_000  # of a host pass, unless given: finer ones pay for waking its threads
 SCALE_BYTES = 256  # where the clip coefficient comes down to a host pass
 
 
@@ -49,11 +50,14 @@ def host_bytes(
     """Host bytes of a rank: 12 a parameter; for a host pass s slots of a bucket's gradient and weight.
 
     Args:
-        host_bucket_params: parameters of a bucket of the host pass; None: those of the stream's, β.
+        host_bucket_params: parameters of a bucket of the host pass; None: 25 million or β, whichever is more,
+            and no more than there are.
     """
     if engine == "device":
         return 0
     passes = engine == "host" or (engine == "split" and host_share > 0.0)
-    bucket = bucket_params if host_bucket_params is None else host_bucket_params
+    bucket = host_bucket_params
+    if bucket is None:
+        bucket = min(max(bucket_params, HOST_BUCKET_PARAMS), params)
     slots = staging_slots * bucket * 2 * GRADIENT_BYTES + SCALE_BYTES if passes else 0
     return params * STATE_BYTES + slots

@@ -61,7 +61,9 @@ def test_what_each_engine_holds() -> None:
         "optimizer_state": 19_200_000_000,
     }
     assert planned.host_bytes(**shape, engine="stream") == 19_200_000_000
-    assert planned.host_bytes(**shape, engine="host") == 19_200_000_000 + 240_000_000 + 256
-    coarse = planned.host_bytes(**shape, engine="split", host_share=0.25, host_bucket_params=25_000_000)
-    assert coarse == 19_200_000_000 + 600_000_000 + 256
+    assert planned.host_bytes(**shape, engine="host") == 19_200_000_000 + 600_000_000 + 256
+    coarse = planned.host_bytes(**shape, engine="split", host_share=0.25, host_bucket_params=50_000_000)
+    assert coarse == 19_200_000_000 + 1_200_000_000 + 256
+    small = {"params": 1024, "bucket_params": 64, "staging_slots": 3}
+    assert planned.host_bytes(**small, engine="host") == 12 * 1024 + 3 * 1024 * 8 + 256
     assert planned.host_bytes(**shape, engine="device") == 0

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
+from threading import RLock
 from typing import Literal
 
 Slow = Literal["in", "compute", "out", "random"]
@@ -35,6 +36,7 @@ class HeldLanes:
             name: deque() for name in ("in", "compute", "out")
         }
         self._queued = 0
+        self._lock = RLock()  # split queues from two threads
         self._done: set[int] = set()
 
     @property
@@ -57,19 +59,22 @@ class HeldLanes:
         after: Sequence[HeldMark] = (),
         done: HeldMark | None = None,
     ) -> None:
-        needs = [] if self._forget else [m.set_by for m in after if m.set_by >= 0]
-        self._lanes[lane].append((work, needs, self._queued))
-        if done is not None:
-            done.set_by = self._queued
-        self._queued += 1
+        with self._lock:
+            needs = [] if self._forget else [m.set_by for m in after if m.set_by >= 0]
+            self._lanes[lane].append((work, needs, self._queued))
+            if done is not None:
+                done.set_by = self._queued
+            self._queued += 1
 
     def host_wait(self, mark: HeldMark) -> None:
-        while mark.set_by >= 0 and mark.set_by not in self._done:
-            self._run_one()
+        with self._lock:
+            while mark.set_by >= 0 and mark.set_by not in self._done:
+                self._run_one()
 
     def drain(self) -> None:
-        while any(self._lanes.values()):
-            self._run_one()
+        with self._lock:
+            while any(self._lanes.values()):
+                self._run_one()
 
     def _run_one(self) -> None:
         ready = [n for n, q in self._lanes.items() if q and self._done.issuperset(q[0][1])]

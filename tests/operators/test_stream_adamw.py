@@ -18,8 +18,8 @@ from operators.stream_adamw import OffloadStreamAdamW
 ENGINES: list[dict[str, Any]] = [
     {"engine": "stream"},
     {"engine": "device"},
-    {"engine": "host", "host_kernel": "plain"},
-    {"engine": "split", "host_share": 0.4, "host_kernel": "plain"},
+    {"engine": "host", "host_bucket_params": 128, "host_kernel": "plain"},
+    {"engine": "split", "host_share": 0.4, "host_bucket_params": 128, "host_kernel": "plain"},
 ]
 SETTINGS: dict[str, Any] = {"lr": 1e-2, "weight_decay": 0.1, "betas": (0.8, 0.95), "eps": 1e-6}
 each_engine = pytest.mark.parametrize("engine", ENGINES, ids=lambda e: e["engine"])
@@ -100,7 +100,7 @@ def test_every_engine_is_torchs_adamw(
 def test_1003_parameters_cut_at_500_keep_their_last_bit(engine: dict[str, Any]) -> None:
     params = parameters([1003])
     twins = fp32_twins(params)
-    ours = OffloadStreamAdamW(params, **SETTINGS, **engine, bucket_params=500)
+    ours = OffloadStreamAdamW(params, **SETTINGS, **{**engine, "host_bucket_params": 500}, bucket_params=500)
     torchs = torch.optim.AdamW(twins, fused=True, **SETTINGS)
     for _ in range(20):
         give_grads(params, twins)

@@ -41,6 +41,6 @@ def test_the_study_of_split(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         rows = list(csv.DictReader(file))
     steps = [json.loads(r["config_json"]) for r in rows if r["provider"] == "flatpeak"]
     assert {c["engine"] for c in steps} == {"stream", "host", "split"}
-    assert len({c["host_share"] for c in steps if c["engine"] == "split"}) == 5
-    assert [c["host_share"] for c in steps if c.get("throttled") is False] == [0.35]
+    assert len({c["host_share"] for c in steps if c["engine"] == "split"}) >= 8
+    assert {"throttled", "past_caches", "lanes"} & {key for c in steps for key in c}
     assert {r["pass"] for r in rows if r["provider"] == "memory"} == {"scale"}

@@ -23,7 +23,13 @@ from operators.ranks import ProcessRanks
 from operators.stream_adamw import OffloadStreamAdamW
 from tests.gang import gang
 
-SETTINGS: dict[str, Any] = {"lr": 1e-2, "weight_decay": 0.1, "bucket_params": 64, "staging_slots": 2}
+SETTINGS: dict[str, Any] = {
+    "lr": 1e-2,
+    "weight_decay": 0.1,
+    "bucket_params": 64,
+    "host_bucket_params": 64,
+    "staging_slots": 2,
+}
 
 
 def sharded(ranks: ProcessRanks, seed: int) -> torch.nn.Module:

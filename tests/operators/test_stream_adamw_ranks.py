@@ -55,6 +55,7 @@ def sharded(ranks: ProcessRanks, engine: str, share: float) -> list[Tensor]:
         host_share=share,
         host_kernel="plain",
         bucket_params=128,
+        host_bucket_params=192,
         max_grad_norm=1.0,
         norm_ranks=ranks,
     )

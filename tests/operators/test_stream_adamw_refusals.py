@@ -92,6 +92,7 @@ def test_a_step_that_fails_half_way_says_so_until_a_state_is_loaded(
         bucket_params=64,
         engine=engine,
         host_share=0.5 if engine == "split" else 0.0,
+        host_bucket_params=64,
         host_kernel="plain",
     )
     params[0].grad = torch.ones(500)

@@ -40,7 +40,8 @@ def steps(model: torch.nn.Module, optimizer: torch.optim.Optimizer, first: int, 
 
 def build(model: torch.nn.Module, **kwargs: Any) -> OffloadStreamAdamW:
     return OffloadStreamAdamW(
-        model.parameters(), **{"bucket_params": 128, "staging_slots": 2, **SETTINGS, **kwargs}
+        model.parameters(),
+        **{"bucket_params": 128, "host_bucket_params": 64, "staging_slots": 2, **SETTINGS, **kwargs},
     )
 
 

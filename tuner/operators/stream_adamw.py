@@ -29,7 +29,7 @@ class StreamAdamwAdapter:
     """
 
     name = "stream_adamw"
-    version = 2
+    version = 3
     providers = ("flatpeak", "torch", "host")
 
     def shape(self, given: Mapping[str, Any], ranks: int) -> Shape:
