@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SCALAR_BYTES = {"bfloat16": 2, "float32": 4, "float64": 8}
+_MIB = 2**20
 # Largest relative error (against the largest entry of the reference) that rounding explains.
 TOLERANCE = {"bfloat16": 4e-2, "float32": 2e-4, "float64": 1e-9}
 
@@ -68,6 +69,14 @@ def normal(*shape: int, seed: int, dtype: str, device: str, scale: float = 1.0) 
     generator = torch.Generator(device).manual_seed(seed)
     values = torch.randn(*shape, generator=generator, device=device).mul_(scale)
     return values.to(dtype=torch_dtype(dtype))
+
+
+def block_slack(*tensors: int) -> int:
+    """Bytes that a CUDA allocator may count above ``tensors``, bytes each: it cuts no block to leave 1 MiB or less.
+
+    Small tensors (up to 1 MiB) are rounded to 512 bytes.
+    """
+    return sum(_MIB if one > _MIB else -one % 512 for one in tensors)
 
 
 def relative_error(found: Tensor, expected: Tensor) -> float:

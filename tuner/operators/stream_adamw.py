@@ -6,7 +6,15 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from operators.bounds.stream_adamw import stream_adamw_terms
-from tuner.operators.common import SCALAR_BYTES, check_dtype, normal, powers_of_two, relative_error, worst
+from tuner.operators.common import (
+    SCALAR_BYTES,
+    block_slack,
+    check_dtype,
+    normal,
+    powers_of_two,
+    relative_error,
+    worst,
+)
 from tuner.registry import Runnable, Shape, check_keys
 from tuner.space import Config, Knob, Space
 
@@ -67,9 +75,12 @@ class StreamAdamwAdapter:
         del ranks
         params, scalar = shape["params"], SCALAR_BYTES[shape["dtype"]]
         weights = {"weights_grads": 2 * scalar * params}
+        sizes = _sizes(shape)
         if provider == "torch":
             # master, two moments, and the gradient in fp32
-            return weights | {"optimizer_state": 12 * params, "optimizer_staging": 4 * params}
+            held = [scalar * n for n in 2 * sizes] + [4 * n for n in 4 * sizes]
+            state = {"optimizer_state": 12 * params, "optimizer_staging": 4 * params}
+            return weights | state | {"allocator_slack": block_slack(*held)}
         terms = stream_adamw_terms(
             params=_padded(shape),
             bucket_params=int(config["bucket_params"]),
@@ -77,7 +88,8 @@ class StreamAdamwAdapter:
             engine=str(config.get("engine", "host")),
             host_share=float(config.get("host_share", 0.0)),
         )
-        return weights | terms
+        slack = block_slack(*(scalar * n for n in 2 * sizes), *terms.values())
+        return weights | terms | {"allocator_slack": slack}
 
     def build(self, shape: Shape, config: Config, ranks: Ranks, device: str, provider: str) -> Runnable:
         weights = _weights(shape, ranks.rank, device)
@@ -176,21 +188,23 @@ def _weights(shape: Shape, rank: int, device: str) -> list[Tensor]:
     """Parameters with gradients, cut into tensors of nearly equal size."""
     import torch
 
-    params, tensors = shape["params"], min(shape["tensors"], shape["params"])
     made: list[Tensor] = []
-    for i in range(tensors):
-        n = (i + 1) * params // tensors - i * params // tensors
+    for i, n in enumerate(_sizes(shape)):
         weight = torch.nn.Parameter(normal(n, seed=100 * rank + i, dtype=shape["dtype"], device=device))
         weight.grad = normal(n, seed=5000 + 100 * rank + i, dtype=shape["dtype"], device=device)
         made.append(weight)
     return made
 
 
+def _sizes(shape: Shape) -> list[int]:
+    """Elements of each tensor."""
+    params, tensors = shape["params"], min(shape["tensors"], shape["params"])
+    return [(i + 1) * params // tensors - i * params // tensors for i in range(tensors)]
+
+
 def _padded(shape: Shape) -> int:
     """Tensors are laid end to end, each rounded up to 64 elements."""
-    params, tensors = shape["params"], min(shape["tensors"], shape["params"])
-    sizes = ((i + 1) * params // tensors - i * params // tensors for i in range(tensors))
-    return sum(-(-n // 64) * 64 for n in sizes)
+    return sum(-(-n // 64) * 64 for n in _sizes(shape))
 
 
 ADAPTER = StreamAdamwAdapter()
