@@ -106,7 +106,8 @@ def worst_rank(shape: Shape, chunks: int, device: torch.device) -> int:
             schedule="serial",
             pass_="backward",
             rows_per_chunk=plan.received_most,
-            migrated_experts=max(plan.guests, sends),
+            migrated_experts=plan.guests,
+            sent_experts=sends,
         )
         bytes_by_rank.append(sum(terms.values()))
     return bytes_by_rank.index(max(bytes_by_rank))

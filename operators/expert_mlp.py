@@ -24,9 +24,9 @@ from operators.kernels.route import accumulation_dtype, hollow
 from operators.kernels.swiglu import Gate
 from operators.ranks import Ranks
 
-# Below this many rows an expert, a dense matmul no longer fills the device and its launches show; how both rates
-# fall with the rows is in docs/benchmarks.md.
-GROUPED_BELOW_ROWS = 512
+# Below this many rows an expert, a dense matmul no longer fills the device and its launches show: on an H200 the
+# grouped one takes 0.83 of its time at 512 rows, both take the same at 1,024 (docs/benchmarks.md).
+GROUPED_BELOW_ROWS = 1024
 _ACCUMULATE_ROWS = 512
 
 
@@ -66,7 +66,7 @@ class ExpertMath:
 
     def add_bias_dots_(self, chunk: int, dy_RH: Tensor, dots_R: Tensor) -> None:
         """Add ``<dY, b₂>``, the part of the router-weight gradient that the down bias brings."""
-        if self.own.down_bias_EH is None:
+        if self.own.down_bias_EH is None or hollow(dy_RH):
             return
         for slot, rows in self.plan.slot_slices[chunk]:
             bias_H = self._slot(3, slot)
@@ -90,6 +90,8 @@ class ExpertMath:
             weight = weights_EOX if transposed else weights_EOX.transpose(1, 2)
             return grouped_mm(x_RX, weight, offs=self.plan.slot_ends_CS[chunk])
         out_RO = x_RX.new_empty(x_RX.shape[0], columns)
+        if hollow(x_RX):
+            return out_RO
         for slot, rows in self.plan.slot_slices[chunk]:
             weight_OX = self._slot(layer, slot)
             assert weight_OX is not None
@@ -146,6 +148,8 @@ class GradientAccumulators:
 
     def add_down(self, chunk: int, dy_RH: Tensor, weighted_h_RI: Tensor, weights_R: Tensor) -> None:
         """``dYᵀ (w·h)`` and, with a bias, ``Σ w·dY``."""
+        if hollow(dy_RH):
+            return
         for slot, rows in self._plan.slot_slices[chunk]:
             weight_HI, bias_H = self._slot(1, slot), self._slot(3, slot)
             if weight_HI is not None:
@@ -156,6 +160,8 @@ class GradientAccumulators:
 
     def add_up(self, chunk: int, d_RG: Tensor, x_RH: Tensor) -> None:
         """``dᵀ x`` and, with a bias, ``Σ d``."""
+        if hollow(d_RG):
+            return
         for slot, rows in self._plan.slot_slices[chunk]:
             weight_GH, bias_G = self._slot(0, slot), self._slot(2, slot)
             if weight_GH is not None:
@@ -236,8 +242,6 @@ def _blocks(rows: slice) -> list[slice]:
 
 def _set_product(out_OX: Tensor, left_RO: Tensor, right_RX: Tensor) -> None:
     """``out = leftᵀ right``, rounded once."""
-    if hollow(left_RO):
-        return
     if left_RO.is_cuda or accumulation_dtype(left_RO.dtype) == left_RO.dtype:
         torch.mm(left_RO.t(), right_RX, out=out_OX)
         return
@@ -248,8 +252,6 @@ def _set_product(out_OX: Tensor, left_RO: Tensor, right_RX: Tensor) -> None:
 
 def _add_product(total_OX: Tensor, left_RO: Tensor, right_RX: Tensor) -> None:
     """``total += leftᵀ right``, summed in the dtype of ``total``."""
-    if hollow(left_RO):
-        return
     if left_RO.dtype == total_OX.dtype:
         total_OX.addmm_(left_RO.t(), right_RX)
     elif not left_RO.is_cuda:

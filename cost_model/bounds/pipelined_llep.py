@@ -78,6 +78,7 @@ def pipelined_llep_terms(
     scalar_bytes: int = 2,
     rows_per_chunk: int | None = None,
     migrated_experts: int = 0,
+    sent_experts: int | None = None,
 ) -> dict[str, int]:
     """Bytes of the largest live set of one layer in one pass; the peak is their sum.
 
@@ -94,8 +95,8 @@ def pipelined_llep_terms(
         scalar_bytes: b of activations and weights.
         rows_per_chunk: Rows this rank receives in its largest chunk; None for the guarantee, which holds for
             any router whose tokens pick distinct experts.
-        migrated_experts: Guests this rank computes for others, or copies of its own experts it sends out,
-            whichever is more.
+        migrated_experts: Guests this rank computes for others.
+        sent_experts: Copies of its own experts that it sends out; None: as many as it has guests.
 
     Returns:
         Bytes under the names of ``TERMS``.
@@ -136,8 +137,9 @@ def pipelined_llep_terms(
     if not backward:
         rows = _forward(send, receive, send + receive if ahead else 0, returning)
     scalars = (wide + scalar_bytes) * routes + (wide * (2 * received + receive) if backward else 0)
+    sent = migrated_experts if sent_experts is None else sent_experts
     # A single product per weight is its gradient already, in the weights' dtype; sums are kept wide.
-    total_bytes = scalar_bytes if chunks == 1 and migrated_experts == 0 else wide
+    total_bytes = scalar_bytes if chunks == 1 and migrated_experts == sent == 0 else wide
     matrices, biases = 3 * hidden * intermediate, 2 * intermediate + hidden
     own_totals = local * (matrices * total_bytes + biases * wide) if backward else 0
     guest_totals = migrated_experts * per_expert * wide if backward else 0
@@ -148,7 +150,7 @@ def pipelined_llep_terms(
     ]
     # Migration happens before the first chunk (a copy to send) and, in backward, after the last (gradients
     # that came home); the gate and up weights are the largest.
-    largest = migrated_experts * 2 * hidden * intermediate
+    largest = sent * 2 * hidden * intermediate
     stages.append(
         (0, scalars + index, guest_weights + guest_totals + largest * (wide if backward else scalar_bytes))
     )

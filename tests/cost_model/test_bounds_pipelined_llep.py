@@ -26,6 +26,7 @@ GIB = 2**30
     scalar_bytes=st.sampled_from([2, 4, 8]),
     rows=st.none() | st.integers(0, 10**6),
     migrated=st.integers(0, 8),
+    sent=st.none() | st.integers(0, 8),
 )
 def test_both_rooms_agree(
     tokens: int,
@@ -40,6 +41,7 @@ def test_both_rooms_agree(
     scalar_bytes: int,
     rows: int | None,
     migrated: int,
+    sent: int | None,
 ) -> None:
     found = [
         room.pipelined_llep_terms(
@@ -55,6 +57,7 @@ def test_both_rooms_agree(
             scalar_bytes=scalar_bytes,
             rows_per_chunk=rows,
             migrated_experts=migrated,
+            sent_experts=sent,
         )
         for room in (planner, operator)
     ]
