@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 
-CPUS_PER_NODE = 4
+CPUS_PER_NODE = 2
 _STORE_BYTES = 80 * 2**20
 
 
@@ -40,7 +40,7 @@ def agents() -> list[psutil.Process]:
     nodes = cluster().list_all_nodes()
     daemons = [info.process.pid for node in nodes for infos in node.all_processes.values() for info in infos]
     found = {child.pid: child for pid in daemons for child in _children(pid)}
-    return [process for process in found.values() if _name(process).startswith("ray::RankAgent")]
+    return [process for process in found.values() if _name(process).startswith("ray::NodeAgent")]
 
 
 def placement_groups() -> list[dict[str, Any]]:

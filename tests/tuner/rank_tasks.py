@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -27,9 +28,9 @@ def add(ranks: Ranks, payload: dict[str, Any], report: Report) -> dict[str, Any]
 
 
 def where(ranks: Ranks, payload: dict[str, Any], report: Report) -> dict[str, Any]:
-    """Where the rank stands, and whether it could talk to a cluster."""
+    """Where the rank stands, and whether Ray was loaded into it."""
     ranks.barrier()
-    return {"local_rank": os.environ["LOCAL_RANK"], "token": "RAY_AUTH_TOKEN" in os.environ}
+    return {"local_rank": os.environ["LOCAL_RANK"], "ray": "ray" in sys.modules}
 
 
 def misbehave(ranks: Ranks, payload: dict[str, Any], report: Report) -> None:

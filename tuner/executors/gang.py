@@ -1,4 +1,4 @@
-"""A gang: the processes of one group of ranks on this machine, and the pipes to them."""
+"""The ranks of a gang on one machine: its processes, and the pipes to them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import multiprocessing as mp
 import os
 import shutil
 import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from time import monotonic
@@ -25,82 +27,70 @@ _PRELOAD = [
 _LOG_TAIL_BYTES = 8_000
 
 
-class LocalGang:
-    """``ranks`` processes in one group. They end with :meth:`kill`, or with this process."""
+class NodeRanks:
+    """One process for each place. They end with :meth:`kill`, or with this process."""
 
-    nodes = 1
-
-    def __init__(self, ranks: int, device: str) -> None:
-        self.ranks, self.device = ranks, device
-        self._kills = kernel_oom_kills()
-        # A fork of a process that has so much as counted the cards cannot use them, and what is preloaded may.
-        context: Any = mp.get_context("spawn" if device == "cuda" else "forkserver")
-        if device != "cuda":
-            context.set_forkserver_preload(_PRELOAD)
+    def __init__(self, places: Sequence[Place]) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="flatpeak-gang-"))
-        threads = max(1, (os.cpu_count() or 1) // ranks)
-        self.pipes: list[Connection] = []
+        self._kills = kernel_oom_kills()
+        self._pipes: dict[int, Connection] = {}
         self._lifelines: list[Connection] = []
-        self._processes: list[Any] = []
-        self._log_starts = [0] * ranks
-        for rank in range(ranks):
-            place = Place(
-                rank=rank,
-                world_size=ranks,
-                device=device,
-                threads=threads,
-                local_rank=rank,
-                local_world_size=ranks,
-                card=rank if device == "cuda" else None,
-                store=str(self._folder / "store"),
-                log=str(self._log(rank)),
-            )
+        self._processes: dict[int, Any] = {}
+        self._ended: set[int] = set()
+        self._log_starts = {place.rank: 0 for place in places}
+        context = mp.get_context("forkserver")
+        context.set_forkserver_preload(_PRELOAD)
+        for place in places:
+            placed = replace(place, log=str(self._log(place.rank)))
             ours, theirs = context.Pipe()
             end, lifeline = context.Pipe()
-            process = context.Process(target=serve, args=(place, theirs, lifeline), daemon=True)
+            process = context.Process(target=serve, args=(placed, theirs, lifeline), daemon=True)
             process.start()
             theirs.close()
             lifeline.close()
-            self.pipes.append(ours)
+            self._pipes[place.rank] = ours
             self._lifelines.append(end)
-            self._processes.append(process)
+            self._processes[place.rank] = process
 
-    def send(self, task: GangTask) -> None:
-        """Give every rank the task. A rank that is gone is noticed by :meth:`receive`."""
+    @property
+    def pids(self) -> list[int]:
+        return [process.pid for process in self._processes.values()]
+
+    def tell(self, message: Message, *, but: int | None = None) -> None:
+        """Say something to every rank, or to all ``but`` one. One that is gone is noticed by :meth:`receive`."""
         self._kills = kernel_oom_kills()
-        self._log_starts = [self._log_size(rank) for rank in range(self.ranks)]
-        for pipe in self.pipes:
+        self._log_starts = {rank: self._log_size(rank) for rank in self._pipes}
+        for rank, pipe in self._pipes.items():
             try:
-                pipe.send((task.function, task.payload, task.host_limit_bytes))
+                if rank != but:
+                    pipe.send(message)
             except OSError:
                 continue
 
     def receive(self, pending: set[int], timeout_s: float) -> list[tuple[int, Message]]:
-        """What the ranks of ``pending`` say within ``timeout_s``; of a dead one, why it died."""
+        """What the ranks of ``pending`` say within ``timeout_s``; of a dead one, once, why it died."""
         heard: list[tuple[int, Message]] = []
-        ready = set(wait([self.pipes[r] for r in pending], timeout=max(0.0, timeout_s)))
-        for rank in sorted(pending):
-            if self.pipes[rank] not in ready:
+        listening = {rank: self._pipes[rank] for rank in sorted(pending & set(self._pipes) - self._ended)}
+        ready = set(wait(list(listening.values()), timeout=max(0.0, timeout_s)))
+        for rank, pipe in listening.items():
+            if pipe not in ready:
                 continue
             try:
-                heard.append((rank, self.pipes[rank].recv()))
+                heard.append((rank, pipe.recv()))
             except (EOFError, OSError):
+                self._ended.add(rank)
                 self._processes[rank].join(timeout=5)
                 heard.append((rank, ("error", *why_died(self._processes[rank].exitcode, self._kills))))
         return heard
 
     def alive(self) -> bool:
-        # ranks say nothing between tasks: one that is heard has died
-        return not self.receive(set(range(self.ranks)), 0.0)
-
-    @property
-    def pids(self) -> list[int]:
-        return [process.pid for process in self._processes]
+        """Whether every process runs."""
+        return not self._ended and all(process.is_alive() for process in self._processes.values())
 
     def log_tail(self, rank: int | None = None) -> str:
-        """The end of what one rank, or every rank, has printed since the last task was given."""
+        """The end of what one rank, or every rank, has printed since it was last told something."""
         parts = []
-        for r in range(self.ranks) if rank is None else [rank]:
+        for r in self._pipes if rank is None else [rank]:
             path = self._log(r)
             if not path.exists():
                 continue
@@ -113,16 +103,25 @@ class LocalGang:
 
     def kill(self, grace_s: float) -> None:
         """End every process, at the latest ``grace_s`` after it was asked to, and remove the gang's files."""
-        for process in self._processes:
+        self.end(grace_s)
+        self.forget()
+
+    def end(self, grace_s: float) -> None:
+        """End every process; whoever is in :meth:`receive` is woken."""
+        for process in self._processes.values():
             process.terminate()
         until = monotonic() + grace_s
-        for process in self._processes:
+        for process in self._processes.values():
             process.join(timeout=max(0.0, until - monotonic()))
             if process.is_alive():
                 process.kill()
                 process.join()
+
+    def forget(self) -> None:
+        """Close the pipes and remove the files, when nobody is in :meth:`receive` any more."""
+        for process in self._processes.values():
             process.close()
-        for connection in [*self.pipes, *self._lifelines]:
+        for connection in [*self._pipes.values(), *self._lifelines]:
             connection.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -132,3 +131,36 @@ class LocalGang:
 
     def _log(self, rank: int) -> Path:
         return self._folder / f"rank{rank}.log"
+
+
+class LocalGang(NodeRanks):
+    """A whole gang on this machine; its ranks meet over a file."""
+
+    nodes = 1
+
+    def __init__(self, ranks: int, device: str) -> None:
+        self.ranks, self.device = ranks, device
+        self._meeting = tempfile.mkdtemp(prefix="flatpeak-meet-")
+        threads = max(1, (os.cpu_count() or 1) // ranks)
+        super().__init__(
+            [
+                Place(
+                    rank=rank,
+                    world_size=ranks,
+                    device=device,
+                    threads=threads,
+                    local_rank=rank,
+                    local_world_size=ranks,
+                    store=str(Path(self._meeting) / "store"),
+                )
+                for rank in range(ranks)
+            ]
+        )
+
+    def send(self, task: GangTask) -> None:
+        """Give every rank the task."""
+        self.tell((task.function, task.payload, task.host_limit_bytes))
+
+    def kill(self, grace_s: float) -> None:
+        super().kill(grace_s)
+        shutil.rmtree(self._meeting, ignore_errors=True)

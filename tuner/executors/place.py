@@ -10,8 +10,8 @@ class Place:
     """What a rank is told before it joins its group.
 
     Attributes:
-        local_rank, local_world_size: among the gang's ranks on the same node.
-        card: index of its CUDA card among those it sees; None on the CPU.
+        local_rank, local_world_size: among the gang's ranks on the same node; on CUDA also the card, among
+            those that the gang sees.
         store: file that all ranks of one machine meet at. Without it rank 0 opens a TCP store at ``address``
             and says its port; the others are told where it is.
         log: file for what it prints; without it, it prints where it was started to.
@@ -23,7 +23,6 @@ class Place:
     threads: int
     local_rank: int
     local_world_size: int
-    card: int | None = None
     store: str | None = None
     log: str | None = None
     address: str | None = None

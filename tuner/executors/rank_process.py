@@ -141,8 +141,8 @@ def _data_bytes() -> int | None:
 
 def _join(place: Place, pipe: Connection) -> ProcessRanks:
     options: dict[str, Any] = {}
-    if place.card is not None:
-        device = torch.device("cuda", place.card)
+    if place.device == "cuda":
+        device = torch.device("cuda", place.local_rank)
         torch.cuda.set_device(device)
         options["device_id"] = device
     if place.store is not None:

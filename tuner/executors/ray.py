@@ -87,7 +87,11 @@ class RayExecutor(GangExecutor):
     def pids(self) -> list[int]:
         """Processes of the warm gang's ranks, on whatever node they are."""
         gang: RayGang | None = self._gang  # type: ignore[assignment]
-        return [] if gang is None else [home.rank_pid for home in gang.homes() if home is not None]
+        return (
+            []
+            if gang is None
+            else [pid for home in gang.homes() if home is not None for pid in home.rank_pids]
+        )
 
     def refusal(self, task: GangTask) -> str | None:
         if task.ranks % task.nodes:

@@ -1,140 +1,85 @@
-"""The Ray actor that looks after one rank on the rank's own node.
+"""The Ray actor that looks after a gang's ranks on one node.
 
-The rank is a child process of the actor, not the actor itself: a rank may then be limited, hang in a collective,
+The ranks are child processes of the actor, not the actor itself: a rank may then be limited, hang in a collective,
 run out of memory or be killed, and the actor still says what happened and shows its log.
 """
 
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
-import tempfile
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from multiprocessing import Pipe
 from time import monotonic
 
 import psutil
 
 from tuner.executors.base import Site
-from tuner.executors.deaths import kernel_oom_kills, why_died
 from tuner.executors.place import Place
 from tuner.executors.supervisor import Message
 
-LOG_TAIL_BYTES = 8_000
 # Progress that comes faster than this is passed on in one answer.
 _GATHER_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """Where an agent lives."""
+    """Where an agent lives, and the processes of its ranks."""
 
     address: str
     pid: int
-    rank_pid: int
+    rank_pids: tuple[int, ...]
 
 
-class RankAgent:
-    """Starts one rank, passes messages on, ends it. The rank cannot outlive its agent: they share a lifeline.
+class NodeAgent:
+    """Starts ranks, passes messages on, ends them. No rank outlives its agent: they share a lifeline.
 
     Args:
-        place: where the rank stands; the store's address comes with :meth:`tell`.
-        address: this node's address, by which the other ranks reach it; Ray's by default.
+        places: where the ranks stand; the store's address comes with :meth:`tell`.
     """
 
-    def __init__(self, place: Place, address: str | None = None) -> None:
-        self._address = address or _node_address()
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - without a name: nothing is left, however we end
-        self._pipe, theirs = Pipe()
-        self._lifeline, end = Pipe()
-        self._kills, self._log_start = kernel_oom_kills(), 0
-        self._last_words: Message | None = None
+    def __init__(self, places: Sequence[Place]) -> None:
+        from tuner.executors.gang import NodeRanks
+
+        # a rank is not to run Ray's worker script as its main module
+        vars(sys.modules["__main__"]).pop("__file__", None)
+        self._address = _node_address()
+        _use_interface_of(self._address)
+        self._everyone = {place.rank for place in places}
+        self._ranks = NodeRanks([replace(place, address=self._address) for place in places])
         self._hearing = threading.Lock()
-        # Ray shows an actor the one card that is its own
-        place = replace(place, card=0 if place.device == "cuda" else None, address=self._address)
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tuner.executors.rank_main", str(theirs.fileno()), str(end.fileno())],
-            pass_fds=[theirs.fileno(), end.fileno()],
-            stdin=subprocess.DEVNULL,
-            stdout=self._log,
-            stderr=subprocess.STDOUT,
-            env=self._environment(),
-        )
-        theirs.close()
-        end.close()
-        self._pipe.send(place)
 
     def home(self) -> Home:
         """Where this is."""
-        return Home(self._address, os.getpid(), self._process.pid)
+        return Home(self._address, os.getpid(), tuple(self._ranks.pids))
 
     def alive(self) -> bool:
-        """Whether the rank's process runs."""
-        return self._process.poll() is None
+        """Whether every rank's process runs."""
+        return self._ranks.alive()
 
-    def tell(self, message: Message) -> None:
-        """Pass a message to the rank; one that is gone is noticed by :meth:`hear`."""
-        self._kills, self._log_start = kernel_oom_kills(), self._log_size()
-        try:
-            self._pipe.send(message)
-        except OSError:
-            return
+    def tell(self, message: Message, but: int | None = None) -> None:
+        """Pass a message to every rank, or to all but one."""
+        self._ranks.tell(message, but=but)
 
-    def hear(self, wait_s: float) -> list[Message]:
-        """What the rank says next, all of it; nothing after ``wait_s``. A rank that has ended says so."""
+    def hear(self, wait_s: float) -> list[tuple[int, Message]]:
+        """What the ranks say next; nothing after ``wait_s``. A rank that has ended says so, once."""
         with self._hearing:
-            if self._last_words is not None:
-                return [self._last_words]
-            heard: list[Message] = []
-            until = monotonic() + wait_s
-            try:
-                while self._pipe.poll(max(0.0, until - monotonic())):
-                    heard.append(self._pipe.recv())
-                    if heard[-1][0] != "progress":
-                        break
-                    until = min(until, monotonic() + _GATHER_S)
-            except (EOFError, OSError):
-                self._last_words = ("error", *why_died(self._exit_code(), self._kills))
-                heard.append(self._last_words)
+            heard = self._ranks.receive(self._everyone, wait_s)
+            until = monotonic() + _GATHER_S
+            while heard and all(m[0] == "progress" for _, m in heard) and (left := until - monotonic()) > 0:
+                heard += self._ranks.receive(self._everyone, left)
             return heard
 
-    def log_tail(self) -> str:
-        """The end of what the rank has printed since it was last told something."""
-        start = max(self._log_start, self._log_size() - LOG_TAIL_BYTES)
-        said = os.pread(self._log.fileno(), LOG_TAIL_BYTES, start)
-        return said.decode(errors="replace").strip()
+    def log_tail(self, rank: int | None = None) -> str:
+        """The end of what one rank, or every rank here, has printed since it was last told something."""
+        return self._ranks.log_tail(rank)
 
     def stop(self, grace_s: float) -> None:
-        """End the rank, at the latest after ``grace_s``."""
-        self._process.terminate()
-        try:
-            self._process.wait(timeout=grace_s)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-
-    def _log_size(self) -> int:
-        return os.fstat(self._log.fileno()).st_size
-
-    def _exit_code(self) -> int | None:
-        try:
-            return self._process.wait(timeout=5)
-        except subprocess.TimeoutExpired:
-            return None
-
-    def _environment(self) -> dict[str, str]:
-        environment = dict(os.environ)
-        environment["PYTHONPATH"] = os.pathsep.join(path or "." for path in sys.path)
-        # the token is for who talks to the cluster; a rank does not
-        for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
-            environment.pop(name, None)
-        if (interface := _interface_of(self._address)) is not None:
-            environment.setdefault("GLOO_SOCKET_IFNAME", interface)
-            environment.setdefault("NCCL_SOCKET_IFNAME", interface)
-        environment.setdefault("NCCL_DEBUG", "WARN")
-        return environment
+        """End the ranks, at the latest after ``grace_s``."""
+        self._ranks.end(grace_s)
+        with self._hearing:
+            self._ranks.forget()
 
 
 def describe(device: str) -> Site:
@@ -152,9 +97,10 @@ def _node_address() -> str:
     return str(ray.util.get_node_ip_address())
 
 
-def _interface_of(address: str) -> str | None:
-    """The network interface that has this address."""
+def _use_interface_of(address: str) -> None:
+    """Gloo and NCCL talk over the interface that the cluster knows this node by, unless told otherwise."""
     for name, addresses in psutil.net_if_addrs().items():
         if any(one.address == address for one in addresses):
-            return str(name)
-    return None
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+            os.environ.setdefault("NCCL_SOCKET_IFNAME", name)
+    os.environ.setdefault("NCCL_DEBUG", "WARN")

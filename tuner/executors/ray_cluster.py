@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import signal
+import socket
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from types import ModuleType
 
 from cost_model.errors import RuleError
 
+_KNOCK_S = 10.0
 _TOKEN_FILE = Path("~/.ray/auth_token")
 _CONNECT_REMEDY = (
     "Start it with `ray start --head` (RAY_AUTH_MODE=token and the same token on every node), or leave the "
@@ -65,6 +67,8 @@ def connect(address: str | None) -> bool:
         RuleError: no Ray, no token, or no cluster at the address.
     """
     authenticate(os.environ, local=address is None)
+    if address is not None:
+        _knock(address)
     ray = load_ray()
     if ray.is_initialized():
         return False
@@ -92,6 +96,22 @@ def connect(address: str | None) -> bool:
             for number, handler in handlers.items():
                 signal.signal(number, handler)
     return True
+
+
+def _knock(address: str) -> None:
+    """Ray tries an address that nobody listens at for minutes; a closed port says so at once."""
+    named = os.environ.get("RAY_ADDRESS", "") if address == "auto" else address
+    host, _, port = named.rpartition("://")[2].rpartition(":")
+    if not port.isdigit():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_KNOCK_S).close()
+    except OSError as error:
+        raise RuleError(
+            rule="a Ray cluster must answer at the address",
+            value=f"{named}: {error}",
+            remedy=_CONNECT_REMEDY,
+        ) from error
 
 
 def authenticate(environment: dict[str, str] | os._Environ[str], *, local: bool) -> None:

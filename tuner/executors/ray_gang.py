@@ -1,8 +1,8 @@
-"""A gang on a Ray cluster: a placement group with one bundle a node, and one actor a rank."""
+"""A gang on a Ray cluster: a placement group with one bundle and one actor a node."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any
@@ -14,10 +14,10 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from tuner.executors.base import GangOutcome, GangTask
 from tuner.executors.place import Place
-from tuner.executors.ray_agent import Home, RankAgent
+from tuner.executors.ray_agent import Home, NodeAgent
 from tuner.executors.supervisor import Message, Unplaced
 
-# An agent answers when its rank says something, or after so long with nothing; then it is asked again.
+# An agent answers when a rank of its says something, or after so long with nothing; then it is asked again.
 _HEAR_S = 30.0
 _ANSWER_S = 10.0
 _PLACE_POLL_S = 1.0
@@ -46,6 +46,20 @@ class Demand:
         share = {"CPU": self.cpus_per_rank * self.per_node}
         return share | ({"GPU": float(self.per_node)} if self.device == "cuda" else {})
 
+    def places(self, node: int) -> list[Place]:
+        """Where the ranks of this node stand."""
+        return [
+            Place(
+                rank=node * self.per_node + local_rank,
+                world_size=self.ranks,
+                device=self.device,
+                threads=max(1, int(self.cpus_per_rank)),
+                local_rank=local_rank,
+                local_world_size=self.per_node,
+            )
+            for local_rank in range(self.per_node)
+        ]
+
 
 class RayGang:
     """``ranks`` processes in one group, on one node or evenly over several; see ``supervisor.Gang``.
@@ -56,24 +70,15 @@ class RayGang:
 
     def __init__(self, demand: Demand, task: GangTask, cancelled: Callable[[], bool]) -> None:
         self.ranks, self.device, self.nodes = demand.ranks, demand.device, demand.nodes
+        self._per_node = demand.per_node
         self._agents: list[Any] = []
-        self._asked: dict[int, Any] = {}
+        self._asked: list[Any] = []
         self._group = _place(demand, task.timers.place_s, cancelled)
-        actor = ray.remote(RankAgent)
-        threads = max(1, int(demand.cpus_per_rank))
-        for rank in range(self.ranks):
-            node, local_rank = divmod(rank, demand.per_node)
-            place = Place(
-                rank=rank,
-                world_size=self.ranks,
-                device=self.device,
-                threads=threads,
-                local_rank=local_rank,
-                local_world_size=demand.per_node,
-            )
+        actor = ray.remote(NodeAgent)
+        for node in range(self.nodes):
             options = actor.options(
-                num_cpus=demand.cpus_per_rank,
-                num_gpus=1 if self.device == "cuda" else 0,
+                num_cpus=demand.bundle["CPU"],
+                num_gpus=demand.bundle.get("GPU", 0),
                 max_restarts=0,
                 max_task_retries=0,
                 max_concurrency=_AGENT_THREADS,
@@ -81,14 +86,12 @@ class RayGang:
                     self._group, placement_group_bundle_index=node
                 ),
             )
-            self._agents.append(options.remote(place))
-        for rank in range(self.ranks):
-            self._ask(rank)
+            self._agents.append(options.remote(demand.places(node)))
+        self._asked = [agent.hear.remote(_HEAR_S) for agent in self._agents]
 
     def send(self, task: GangTask) -> None:
-        message = (task.function, task.payload, task.host_limit_bytes)
         for agent in self._agents:
-            agent.tell.remote(message)
+            agent.tell.remote((task.function, task.payload, task.host_limit_bytes))
 
     def receive(self, pending: set[int], timeout_s: float) -> list[tuple[int, Message]]:
         until = monotonic() + timeout_s
@@ -98,71 +101,73 @@ class RayGang:
                 return heard
 
     def alive(self) -> bool:
-        return all(self._ask_all([agent.alive.remote() for agent in self._agents], _ANSWER_S))
+        return all(_answers([agent.alive.remote() for agent in self._agents], _ANSWER_S))
 
     def log_tail(self, rank: int | None = None) -> str:
-        asked = range(self.ranks) if rank is None else [rank]
-        tails = self._ask_all([self._agents[r].log_tail.remote() for r in asked], _ANSWER_S)
-        said = [f"rank {r}:\n{tail}" for r, tail in zip(asked, tails, strict=True) if tail]
-        return "\n".join(said)[-_LOG_TAIL_BYTES:]
+        if rank is None:
+            tails = _answers([agent.log_tail.remote() for agent in self._agents], _ANSWER_S)
+        else:
+            tails = _answers([self._agents[rank // self._per_node].log_tail.remote(rank)], _ANSWER_S)
+        return "\n".join(tail for tail in tails if tail)[-_LOG_TAIL_BYTES:]
 
     def homes(self) -> list[Home | None]:
-        """Where the agents live; None for one that does not answer."""
-        return self._ask_all([agent.home.remote() for agent in self._agents], _ANSWER_S)
+        """Where the agents live, node by node; None for one that does not answer."""
+        return _answers([agent.home.remote() for agent in self._agents], _ANSWER_S)
 
     def kill(self, grace_s: float) -> None:
-        self._ask_all([agent.stop.remote(grace_s) for agent in self._agents], grace_s + _ANSWER_S)
+        _answers([agent.stop.remote(grace_s) for agent in self._agents], grace_s + _ANSWER_S)
         for agent in self._agents:
             ray.kill(agent, no_restart=True)
         remove_placement_group(self._group)
-        self._agents, self._asked = [], {}
 
     # -- within ----------------------------------------------------------------------------------------
 
-    def _ask(self, rank: int) -> None:
-        self._asked[rank] = self._agents[rank].hear.remote(_HEAR_S)
+    def _ranks_of(self, node: int) -> range:
+        return range(node * self._per_node, (node + 1) * self._per_node)
 
     def _receive(self, pending: set[int], timeout_s: float) -> list[tuple[int, Message]]:
-        asked = {self._asked[rank]: rank for rank in sorted(pending)}
+        asked = {self._asked[rank // self._per_node]: rank // self._per_node for rank in sorted(pending)}
         ready, _ = ray.wait(list(asked), num_returns=1, timeout=timeout_s)
         if ready:  # whoever else has answered by now is heard too
             ready, _ = ray.wait(list(asked), num_returns=len(asked), timeout=0)
         heard: list[tuple[int, Message]] = []
         for ref in ready:
-            rank = asked[ref]
-            for message in self._answer(ref):
+            node = asked[ref]
+            for rank, message in self._answer(ref, node):
                 if message[0] == "store":
                     self._introduce(message)
-                else:
+                elif rank in pending:
                     heard.append((rank, message))
-            self._ask(rank)
+            self._asked[node] = self._agents[node].hear.remote(_HEAR_S)
         return heard
 
     def _introduce(self, store: Message) -> None:
         """Rank 0 has opened the store: the others join it there."""
-        for agent in self._agents[1:]:
-            agent.tell.remote(store)
+        for agent in self._agents:
+            agent.tell.remote(store, but=0)
 
-    @staticmethod
-    def _answer(ref: Any) -> Sequence[Message]:
+    def _answer(self, ref: Any, node: int) -> list[tuple[int, Message]]:
         try:
-            answer: list[Message] = ray.get(ref)
+            answer: list[tuple[int, Message]] = ray.get(ref)
         except OutOfMemoryError as error:
-            return [("error", "host_oom", f"its node ran out of memory: {_first_line(error)}")]
+            said: Message = ("error", "host_oom", f"its node ran out of memory: {_first_line(error)}")
         except RayError as error:
-            return [("error", "died", f"its node or its actor is gone: {_first_line(error)}")]
-        return answer
+            said = ("error", "died", f"its node or its actor is gone: {_first_line(error)}")
+        else:
+            return answer
+        return [(rank, said) for rank in self._ranks_of(node)]
 
-    @staticmethod
-    def _ask_all(refs: list[Any], timeout_s: float) -> list[Any]:
-        ready, _ = ray.wait(refs, num_returns=len(refs), timeout=timeout_s)
-        answers: list[Any] = []
-        for ref in refs:
-            try:
-                answers.append(ray.get(ref) if ref in ready else None)
-            except RayError:
-                answers.append(None)
-        return answers
+
+def _answers(refs: list[Any], timeout_s: float) -> list[Any]:
+    """What these calls return; None for what failed, or takes longer."""
+    ready, _ = ray.wait(refs, num_returns=len(refs), timeout=timeout_s)
+    answers: list[Any] = []
+    for ref in refs:
+        try:
+            answers.append(ray.get(ref) if ref in ready else None)
+        except RayError:
+            answers.append(None)
+    return answers
 
 
 def _place(demand: Demand, place_s: float, cancelled: Callable[[], bool]) -> Any:
