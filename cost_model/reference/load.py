@@ -30,6 +30,7 @@ SAMPLE_COLUMNS = (
     "commit",
     "source",
 )
+_SAMPLE_FILES = ("samples.csv", "samples_h200_x2.csv")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +46,8 @@ class Curve:
 
 def load_samples() -> pd.DataFrame:
     """All shipped samples under ``SAMPLE_COLUMNS``; what was not measured is NaN, times in s, peaks in bytes."""
-    frame = pd.read_csv(StringIO(_text("samples.csv")), keep_default_na=True)
-    return frame[list(SAMPLE_COLUMNS)]
+    frames = [pd.read_csv(StringIO(_text(name)), keep_default_na=True) for name in _SAMPLE_FILES]
+    return pd.concat(frames, ignore_index=True)[list(SAMPLE_COLUMNS)]
 
 
 def known_hardware() -> tuple[str, ...]:

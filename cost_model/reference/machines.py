@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from cost_model.cluster_spec import ClusterSpec, Figure, GpuSpec, HostSpec, LinkTier
 
 GIB = 2.0**30
@@ -40,4 +42,17 @@ TWO_H200 = _h200(
 )
 """Two cards of one host."""
 
-MACHINES = (ONE_H200, TWO_H200)
+TWO_H200_NODE = replace(
+    _h200(2, 25e9, (LinkTier("node", "NV18", Figure(85e-6, "measured"), Figure(323e9, "measured")),)),
+    name="reference-h200-x2-node",
+    host=HostSpec(
+        ram_bytes=Figure(270334464000.0, "measured"),
+        cores=32,
+        cpu_name="Intel(R) Xeon(R) Processor",
+        link_bytes_per_s=((1, Figure(44.4e9, "measured")), (2, Figure(25e9, "measured"))),
+        cpu_adam_params_per_s=Figure(3.9e9, "measured"),
+    ),
+)
+"""Two cards of one virtual machine, as ``flatpeak probe`` sees them: the operators themselves were swept here."""
+
+MACHINES = (ONE_H200, TWO_H200, TWO_H200_NODE)

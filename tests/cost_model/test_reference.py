@@ -20,8 +20,13 @@ ROOT = Path(__file__).parents[2]
 def test_samples_have_the_columns_of_every_sample() -> None:
     frame = load_samples()
     assert tuple(frame.columns) == SAMPLE_COLUMNS
-    assert set(frame["operator"]) == {"pipelined_llep", "ring_dtp", "stream_adamw"}
-    assert set(frame["commit"]) == {"sketch"}
+    operators = {"pipelined_llep", "ring_dtp", "stream_adamw"}
+    sketched = frame["commit"] == "sketch"
+    assert set(frame[sketched]["operator"]) == operators
+    assert set(frame[~sketched]["operator"]) == operators | {"checkpoint_offload"}
+    # what a sketch measured never passes for the operator
+    assert set(frame[sketched]["operator_version"]) == {0}
+    assert 0 not in set(frame[~sketched]["operator_version"])
     assert set(frame["hardware_id"]) <= set(known_hardware())
     assert frame["seconds"].notna().sum() >= 15
     # A row says something: a time or a peak, and a peak says how it was taken.
@@ -34,6 +39,7 @@ def test_samples_have_the_columns_of_every_sample() -> None:
 def test_chunk_at_a_time_backward_beats_the_nested_checkpoint() -> None:
     frame = load_samples()
     rows = frame[(frame["operator"] == "pipelined_llep") & (frame["peak_source"] == "cuda")]
+    rows = rows[rows["commit"] == "sketch"]
     at_16 = rows[rows["config_json"].str.contains('"chunks": 16')].set_index("provider")["allocated_bytes"]
     assert at_16["flatpeak"] == pytest.approx(9.38 * 2**30, rel=1e-6)
     assert at_16["flatpeak"] < at_16["nested"]
