@@ -20,7 +20,9 @@ from tuner.space import Config, Knob, Space, config_id
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 
 _STARTUP_TRIALS = 6
-_ASKS = 24
+# A sampler may ask for a point again. TPE draws anew each time; a Gaussian process hardly changes its mind, and
+# each time costs a fit.
+_ASKS = {"tpe": 24, "gp": 3}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,7 @@ def _ask(
     study = optuna.create_study(sampler=_sampler(strategy, seed + len(known)), direction="minimize")
     for one in known:
         study.add_trial(_told(space, one, known, limit_bytes))
-    for _ in range(_ASKS):
+    for _ in range(_ASKS[strategy]):
         trial = study.ask()
         config: Config = {}
         for knob in space.knobs:

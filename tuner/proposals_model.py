@@ -12,6 +12,7 @@ interval of every point, and what points share, follow in closed form.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,9 +32,10 @@ from tuner.space import Config, Scalar, Space, config_id
 
 Array = npt.NDArray[np.float64]
 
-STOP_GAIN = 2e-3
+STOP_GAIN = 5e-3
 """Expected improvement, as a share of the best latency, below which no further point is worth its launch."""
-_FEWEST = 3
+_FEWEST = 5
+"""Measured points before the search may end: fewer show too little of what the formula misses."""
 _BOTH = "forward_backward"
 _OFFSET_SD = 1.0
 _LOOSEST, _PROBED = 1.5 / Z90, 0.5 / Z90
@@ -42,6 +44,8 @@ _PRUNED_SD = 0.08
 _DEVIATIONS = (0.02, 0.05, 0.1, 0.2, 0.4)
 _USUAL_DEVIATION, _DEVIATION_SPREAD = 0.1, 0.8
 _REACHES = (0.25, 0.6, 1.5)
+_ROUGH = 0.1
+"""Share of the deviation's variance that a neighbour tells nothing of: launches and caches are no smooth functions."""
 _NEARLY = 0.02
 _STEP = 1e-4
 _OTHER_SHAPE = 0.3
@@ -174,21 +178,23 @@ def suggest(
     if not fitting:
         return None
     configs = [c.config for c in fitting]
-    mean, sd, best = _posterior(problem, seen, configs)
-    if best is None:
+    beliefs = _beliefs(problem, seen, configs)
+    mean = sum((b.weight * b.mean for b in beliefs), np.zeros(len(configs)))
+    spread = sum((b.weight * (b.sd**2 + (b.mean - mean) ** 2) for b in beliefs), np.zeros(len(configs)))
+    if not seen:
         gains = np.exp(mean.min() - mean)
         expected = math.inf
     else:
-        gains = _improvement(mean, sd, best)
+        gains = sum((b.weight * _improvement(b.mean, b.sd, b.best) for b in beliefs), np.zeros(len(configs)))
         expected = float(gains.max())
         if len(seen) >= _FEWEST and expected < stop_gain:
             return None
     nearly = np.flatnonzero(gains >= (1 - _NEARLY) * gains.max())
     chosen = int(np.random.default_rng(seed + 7919 * len(seen)).choice(nearly))
-    centre, width = float(mean[chosen]), Z90 * float(sd[chosen])
+    centre, width = float(mean[chosen]), Z90 * math.sqrt(float(spread[chosen]))
     return Suggestion(
         configs[chosen],
-        expected if best is None else float(gains[chosen]),
+        float(gains[chosen]) if seen else math.inf,
         math.exp(centre),
         math.exp(centre - width),
         math.exp(centre + width),
@@ -204,10 +210,28 @@ def _improvement(mean: Array, sd: Array, best: float) -> Array:
     return np.maximum(0.0, below - shifted)
 
 
-def _posterior(
-    problem: Problem, seen: Sequence[Seen], configs: Sequence[Config]
-) -> tuple[Array, Array, float | None]:
-    """Mean and standard deviation of log seconds of ``configs``, and the lowest mean of a measured point."""
+@dataclass(frozen=True, slots=True)
+class _Belief:
+    """What one size and reach of the deviation makes of the rows.
+
+    Attributes:
+        weight: how well it explains them; weights of all beliefs add to 1.
+        mean, sd: of log seconds of the configurations asked for.
+        best: lowest mean of a measured point.
+    """
+
+    weight: float
+    mean: Array
+    sd: Array
+    best: float
+
+
+def _beliefs(problem: Problem, seen: Sequence[Seen], configs: Sequence[Config]) -> list[_Belief]:
+    """Posteriors of log seconds of ``configs``.
+
+    Few rows tell little about the deviation's size and reach, so all that explain them are kept by their weight: the
+    likeliest alone would be too sure of itself, and end the search too soon.
+    """
     warm = [w for w in problem.warm if problem.formula is not None and w.operator == problem.formula]
     structure = _Structure(problem, seen, warm)
     points = [problem.values(c) for c in [s.config for s in seen] + list(configs)]
@@ -221,29 +245,33 @@ def _posterior(
     candidates = np.arange(count, count + new)
     if not measured:
         spread = np.diag(shared)[candidates] + _USUAL_DEVIATION**2
-        return prior_mean[candidates], np.sqrt(spread), None
+        return [_Belief(1.0, prior_mean[candidates], np.sqrt(spread), math.inf)]
     noise = np.array([max(s.noise, _PRUNED_SD if s.pruned else _NOISE_SD) for s in seen] + [0.03] * len(warm))
     rows = np.array(measured)
     other = np.array([False] * (count + new) + [not _same_shape(problem.shape, w.values) for w in warm])
     left = logs - prior_mean[rows]
     kernels = {reach: _deviation(problem, every, other, reach) for reach in _REACHES}
-    choices = [(amount, reach) for amount in _DEVIATIONS for reach in _REACHES]
-
-    def solved(amount: float, reach: float) -> tuple[float, Array, Array]:
+    found: list[tuple[float, Array, Array]] = []
+    for amount, reach in itertools.product(_DEVIATIONS, _REACHES):
         whole = shared + amount**2 * kernels[reach]
-        inner = whole[np.ix_(rows, rows)] + np.diag(noise**2)
-        root = np.linalg.cholesky(inner + 1e-10 * np.eye(len(rows)))
+        root = np.linalg.cholesky(whole[np.ix_(rows, rows)] + np.diag(noise**2 + 1e-10))
         half = np.linalg.solve(root, left)
+        across = np.linalg.solve(root, whole[rows])
         evidence = -0.5 * float(half @ half) - float(np.log(np.diag(root)).sum())
-        belief = -0.5 * (math.log(amount / _USUAL_DEVIATION) / _DEVIATION_SPREAD) ** 2
-        return evidence + belief, whole, root
-
-    _, whole, root = max((solved(*choice) for choice in choices), key=lambda answer: answer[0])
-    across = np.linalg.solve(root, whole[rows])
-    mean = prior_mean + across.T @ np.linalg.solve(root, left)
-    variance = np.maximum(np.diag(whole) - (across**2).sum(axis=0), 1e-12)
-    best = float(mean[:count].min()) if count else None
-    return mean[candidates], np.sqrt(variance[candidates]), best
+        usual = -0.5 * (math.log(amount / _USUAL_DEVIATION) / _DEVIATION_SPREAD) ** 2
+        variance = np.maximum(np.diag(whole) - (across**2).sum(axis=0), 1e-12)
+        found.append((evidence + usual, prior_mean + across.T @ half, np.sqrt(variance)))
+    most = max(score for score, _, _ in found)
+    total = sum(math.exp(score - most) for score, _, _ in found)
+    return [
+        _Belief(
+            math.exp(score - most) / total,
+            mean[candidates],
+            sd[candidates],
+            float(mean[:count].min()) if count else math.inf,
+        )
+        for score, mean, sd in found
+    ]
 
 
 def _passes(seen: Sequence[Seen], warm: Sequence[Observation]) -> tuple[str, ...]:
@@ -268,7 +296,9 @@ def _deviation(
     between = problem.kernel.matrix([values for values, _ in every], reach)
     strange = other[:, None] | other[None, :]
     np.fill_diagonal(strange, val=False)
-    return np.where(strange, _OTHER_SHAPE * between, between)
+    smooth = np.where(strange, _OTHER_SHAPE * between, between)
+    same = smooth > 1.0 - 1e-9
+    return (1.0 - _ROUGH) * smooth + _ROUGH * same
 
 
 class _Structure:
