@@ -8,6 +8,7 @@ import pwd
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from sqlalchemy.engine import URL, make_url
 from db.ids import new_id
 
 _USER = "flatpeak"
+_restart: dict[str, Callable[[], None]] = {}
 
 
 class PostgresMissing(RuntimeError):
@@ -53,6 +55,12 @@ def server() -> URL:
         f"-c listen_addresses='' -c unix_socket_directories={folder} -c fsync=off -c max_connections=100"
     )
     call(binaries / "pg_ctl", "-D", data, "-w", "-l", folder / "log", "-o", options, "start")
+
+    def restart_it() -> None:
+        call(binaries / "pg_ctl", "-D", data, "-m", "immediate", "stop")
+        call(binaries / "pg_ctl", "-D", data, "-w", "-l", folder / "log", "-o", options, "start")
+
+    _restart["server"] = restart_it
 
     def stop() -> None:
         subprocess.run(
@@ -109,3 +117,16 @@ def _unprivileged() -> dict[str, Any]:
             continue
         return {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
     raise PostgresMissing("PostgreSQL cannot run as root, and there is no user `postgres` or `nobody`.")
+
+
+def can_restart() -> bool:
+    """Whether the server is this process's own."""
+    server()
+    return "server" in _restart
+
+
+def restart() -> bool:
+    """Stop the server that this process started, as a crash would, and start it again; False if it is not ours."""
+    if can_restart():
+        _restart["server"]()
+    return can_restart()

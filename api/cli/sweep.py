@@ -17,6 +17,7 @@ from rich.progress import (
 )
 
 from api.cli.console import DatabaseOption, JsonFlag, emit_json, err, facts, out, table
+from api.cli.executors import ExecutorOption, RayAddressOption
 from api.cli.stopping import Stopping
 from api.errors import NotFound, RuleError
 from api.units import bytes_text, seconds_text
@@ -54,12 +55,14 @@ def _run_by_default() -> Any:
     return RunByDefault
 
 
-def run(
+def run(  # noqa: PLR0917 - options of a command
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A sweep file, YAML or JSON.")],
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the newest sweep of this file, if there is one.")
     ] = False,
     enqueue: Annotated[bool, typer.Option("--enqueue", help="Only queue it: a worker will run it.")] = False,
+    executor: ExecutorOption = "local",
+    ray_address: RayAddressOption = None,
     database: DatabaseOption = None,
     as_json: JsonFlag = False,
 ) -> None:
@@ -74,7 +77,7 @@ def run(
     """
     from api.services.store import open_database
     from db.repositories import SweepRepository
-    from tuner.executors.local import LocalExecutor
+    from tuner.executors.choice import make_executor
     from tuner.sweep import create_sweep, progress_of, read_sweep_file, run_sweep
 
     spec = read_sweep_file(file)
@@ -87,14 +90,14 @@ def run(
     if progress_of(store, sweep_id).state == "paused":
         with store.session() as session:
             SweepRepository(session).resume(sweep_id)
-    executor = LocalExecutor()
+    runner = make_executor(executor, ray_address)
     try:
         with Stopping() as stopping, _Live(sweep_id, quiet=as_json) as live:
-            outcome = run_sweep(store, sweep_id, executor, live.update, stop=stopping.asked)
+            outcome = run_sweep(store, sweep_id, runner, live.update, stop=stopping.asked)
         if stopping.asked():
             err.print("Stopped; the same command with --resume goes on.")
     finally:
-        executor.close()
+        runner.close()
     _report(store, sweep_id, as_json)
     store.close()
     raise typer.Exit(_exit_code(outcome))

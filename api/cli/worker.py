@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from api.cli.console import DatabaseOption, JsonFlag, emit_json, err
+from api.cli.executors import ExecutorOption, RayAddressOption
 from api.cli.stopping import Stopping
 
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ def worker(
     until_idle: Annotated[
         bool, typer.Option("--until-idle", help="End when no sweep that this machine can run is left.")
     ] = False,
+    executor: ExecutorOption = "local",
+    ray_address: RayAddressOption = None,
     database: DatabaseOption = None,
     as_json: JsonFlag = False,
 ) -> None:
@@ -35,7 +38,7 @@ def worker(
     """
     from api.services.store import open_database
     from db.repositories import SweepRepository
-    from tuner.executors.local import LocalExecutor
+    from tuner.executors.choice import make_executor
     from tuner.worker import Worker
 
     store = open_database(database)
@@ -47,7 +50,7 @@ def worker(
             if not as_json:
                 err.print(f"{now.sweep_id} {now.ended}/{now.total}", markup=False)
 
-    runner = Worker(store, LocalExecutor, progress=tell)
+    runner = Worker(store, lambda: make_executor(executor, ray_address), progress=tell)
     if not as_json:
         err.print(f"Worker {runner.name} on {store.url}", markup=False)
 

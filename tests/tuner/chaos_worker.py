@@ -30,7 +30,7 @@ def main() -> None:
             return LocalExecutor()
         from tuner.executors.ray import RayExecutor
 
-        return RayExecutor(where)
+        return RayExecutor(where, cpus_per_rank=0.5)
 
     database = Database(url)
     if sweep:

@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
 
 from operators.errors import RuleError
 from operators.ranks import ProcessRanks
@@ -161,12 +162,12 @@ def _join(place: Place, pipe: Connection) -> ProcessRanks:
     return ranks
 
 
-def _meet(place: Place, pipe: Connection) -> dist.TCPStore:
+def _meet(place: Place, pipe: Connection) -> TCPStore:
     """The gang's store: rank 0 opens it on a free port of its node and says where; the others are told."""
     host, port = place.address or "127.0.0.1", 0
     if place.rank > 0:
         _, host, port = pipe.recv()
-    store = dist.TCPStore(
+    store = TCPStore(
         host, port, place.world_size, place.rank == 0, _COLLECTIVE_TIMEOUT, wait_for_workers=False
     )
     if place.rank == 0:

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 from cost_model.errors import RuleError
 
@@ -36,7 +36,7 @@ class Node:
         return min(by_cpu, int(self.gpus)) if device == "cuda" else by_cpu
 
 
-def load_ray() -> ModuleType:
+def load_ray() -> Any:
     """The Ray package.
 
     Raises:
