@@ -11,7 +11,7 @@ COPY db ./db
 ARG TORCH=torch==2.13.0
 ARG PIP_ARGS=
 RUN pip install --no-cache-dir $PIP_ARGS --constraint constraints.txt "$TORCH" \
- && pip install --no-cache-dir --constraint constraints.txt '.[service]' \
+ && pip install --no-cache-dir --constraint constraints.txt '.[ray,service]' \
  && useradd --create-home flatpeak
 USER flatpeak
 EXPOSE 8642
