@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -114,14 +114,21 @@ def fit(
         messages.append(f"{foreign} rows of other hardware than {prior.hardware_id} were left out.")
     model = prior
     reports: list[OperatorReport] = []
+    settled: set[str] = set()
     unknown = sorted({row.operator for row in rows} - set(FITTED))
     if unknown:
         messages.append(f"No formula for {', '.join(unknown)}: their rows were left out.")
     for operator in FITTED:
         own = [row for row in rows if row.operator == operator]
         if own:
-            model, report = _one_operator(model, prior, own, seed)
+            before = model
+            model, report = _one_operator(model, prior, own, seed, settled)
             reports.append(report)
+            settled |= {
+                name
+                for name, rate in model.rates.items()
+                if rate is not before.rates[name] and rate.provenance == "measured"
+            }
     if any(report.promoted for report in reports):
         when = created or datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
         model = replace(
@@ -136,7 +143,7 @@ def fit(
 
 
 def _one_operator(
-    model: CostModel, prior: CostModel, rows: list[Observation], seed: int
+    model: CostModel, prior: CostModel, rows: list[Observation], seed: int, settled: Collection[str] = ()
 ) -> tuple[CostModel, OperatorReport]:
     operator = rows[0].operator
     bimodal = tuple(
@@ -156,7 +163,7 @@ def _one_operator(
             f"{operator}: {count} configurations are too few to hold any out; measure {FEWEST_ROWS} or more."
         )
         return model, OperatorReport(operator, len(rows), 0, math.nan, math.nan, False, bimodal, message)
-    trial = fit_operator(model.rates, train)
+    trial = fit_operator(model.rates, train, settled)
     errors = log_errors({**model.rates, **trial.rates}, {**model.scales, **trial.scales}, held)
     before = log_errors(prior.rates, prior.scales, held)
     error, prior_error = float(np.median(np.abs(errors))), float(np.median(np.abs(before)))
@@ -165,7 +172,7 @@ def _one_operator(
         return model, OperatorReport(
             operator, len(rows), len(held), error, prior_error, False, bimodal, message
         )
-    final = fit_operator(model.rates, rows)
+    final = fit_operator(model.rates, rows, settled)
     old = model.coverage.get(operator, {})
     corners = [{name: bound[end] for name, bound in old.items()} for end in (0, 1)] if old else []
     updated = replace(

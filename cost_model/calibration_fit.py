@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -47,13 +47,15 @@ def log_errors(
     )
 
 
-def _half_width(rate: Rate) -> float:
+def _half_width(rate: Rate, settled: bool) -> float:
     """Half width of the prior.
 
     What was never measured may be far off, whatever its datasheet interval says; what was measured alone (a probe)
     is met again among other work, so it may move too.
     """
     width = max(math.log(rate.high / rate.value), math.log(rate.value / rate.low))
+    if settled:
+        return max(width, _NOISE_FLOOR)
     return max(width, _PROBED if rate.provenance in ("measured", "interpolated") else _LOOSEST)
 
 
@@ -61,18 +63,22 @@ def _top(rate: Rate) -> float:
     return 0.0 if rate.unit == "share" else math.inf
 
 
-def fit_operator(rates: Mapping[str, Rate], rows: Sequence[Observation]) -> OperatorFit:
+def fit_operator(
+    rates: Mapping[str, Rate], rows: Sequence[Observation], settled: Collection[str] = ()
+) -> OperatorFit:
     """Fits the rates that ``rows`` (of one operator) inform; the rest stay at ``rates``.
 
     Parameters are logarithms, residuals log(predicted/measured) over the noise, with a soft L1 loss; the prior
     adds one residual a parameter, so what the rows do not determine stays where it was, with its own interval.
-    Intervals come from the curvature at the optimum (prior included) and the noise that was really seen.
+    ``settled`` rates were fitted to another operator's rows a moment ago: their intervals are taken at their word,
+    so that operators which share a rate do not pull it back and forth. Intervals come from the curvature at the
+    optimum (prior included) and the noise that was really seen.
     """
     operator = rows[0].operator
     ranks = {int(row.values["ranks"]) for row in rows}
     names = fitted_rates(RateView(rates), operator, ranks)
     start = np.array([math.log(rates[name].value) for name in names])
-    sd = np.array([_half_width(rates[name]) / Z90 for name in names])
+    sd = np.array([_half_width(rates[name], name in settled) / Z90 for name in names])
     upper = np.array([_top(rates[name]) for name in names]) + 1e-9
     unscaled: dict[str, float] = {}
 

@@ -19,6 +19,8 @@ from cost_model.rates import RateView
 
 _FOLD_BYTES = 4
 """Strips are folded in fp32."""
+_SCALING_PASSES = 12.0
+"""Of the gathered head's backward over its gradients: the product itself is 2, two H200 took 3 ms a GB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +45,18 @@ def resolve_mover(tokens: int, vocab: int, vocab_ranks: int) -> Literal["activat
 
 
 def round_compute_seconds(rates: RateView, shape: HeadShape, strip_rows: Number, backward: bool) -> Number:
-    """One strip: one matmul and the fold forward; three matmuls and the softmax backward; launches per tile."""
+    """One strip: one matmul and the fold forward; three matmuls and the softmax backward; launches per tile.
+
+    In backward every tile reads and writes the fp32 sum of the weight gradient: few rows cost a pass each.
+    """
     strip = float(shape.tokens) * shape.shard
     matmuls = 3.0 if backward else 1.0
     passes = rates["strip_passes"] * (1.5 if backward else 1.0)
     tiles = np.ceil(shape.tokens / np.asarray(strip_rows, dtype=np.float64))
+    sums = 2.0 * _FOLD_BYTES * shape.hidden * (tiles * shape.shard + shape.tokens) if backward else 0.0
     return (
         dense_seconds(rates, matmuls * 2.0 * strip * shape.hidden)
-        + passes * strip * _FOLD_BYTES / rates["hbm_bytes_per_s"]
+        + (passes * strip * _FOLD_BYTES + sums) / rates["hbm_bytes_per_s"]
         + matmuls * tiles * rates["tile_s"]
     )
 
@@ -61,12 +67,14 @@ def _gather_seconds(
     elements = float(shape.vocab) * shape.hidden
     if backward:
         kept = float(shape.shard + shape.tokens) * shape.hidden * shape.scalar_bytes
-        return 2.0 * kept / rates["hbm_bytes_per_s"] + 0.0 * np.asarray(strip_rows, dtype=np.float64)
+        scaling = _SCALING_PASSES * kept / rates["hbm_bytes_per_s"]
+        return rates["head_sync_s"] + scaling + 0.0 * np.asarray(strip_rows, dtype=np.float64)
     travels = gather_seconds(rates, links, elements * shape.scalar_bytes)
     returns = gather_seconds(rates, links, elements * _FOLD_BYTES)
     # a tile is as wide as the vocabulary, and its softmax is final at once
     whole = replace(shape, vocab_ranks=1)
-    return travels + round_compute_seconds(rates, whole, strip_rows, backward=True) + returns
+    compute = round_compute_seconds(rates, whole, strip_rows, backward=True)
+    return rates["head_sync_s"] + travels + compute + returns
 
 
 def head_seconds(
@@ -80,8 +88,9 @@ def head_seconds(
 ) -> Number:
     """Forward or backward of the whole head.
 
-    P rounds of a strip's compute against a hop, overlapped by eta. Weights need P-1 hops; activations one more, to
-    bring the state home. In backward the mover's fp32 gradient travels after the strip (serial hop).
+    ``head_sync_s`` is the exchange of sizes that a pass begins with. Then P rounds of a strip's compute against a hop,
+    overlapped by eta. Weights need P-1 hops; activations one more, to bring the state home. In backward the mover's
+    fp32 gradient travels after the strip (serial hop).
     ``gather`` collects the whole weight, evaluates loss and gradients tile by tile (three matmuls, all in forward)
     and sums the fp32 gradient back into shards; its backward only scales what is there.
     """
@@ -96,7 +105,8 @@ def head_seconds(
     hop = ring_hop_seconds(rates, links, moved * shape.scalar_bytes)
     hops = rounds - 1 if ring_mode == "weights" else rounds
     gradient = ring_hop_seconds(rates, links, moved * _FOLD_BYTES) if backward else 0.0
+    start = rates["head_sync_s"]
     if rounds == 1:
-        return compute
+        return start + compute
     ring = hops * overlapped_seconds(compute, hop, rates["overlap"]) + (rounds - hops) * compute
-    return ring + rounds * gradient
+    return start + ring + rounds * gradient

@@ -12,8 +12,10 @@ STATE_BYTES = 12
 
 
 def boundary_copy_seconds(rates: RateView, boundary_bytes: float, active: int) -> float:
-    """One boundary to or from the host with ``active`` cards of the node copying."""
-    return rates["host_copy_alpha_s"] + boundary_bytes / host_link_bytes_per_s(rates, active)
+    """One boundary to or from the host with ``active`` cards of the node copying, all in the same direction."""
+    return rates["host_copy_alpha_s"] + boundary_bytes * rates["host_duplex"] / host_link_bytes_per_s(
+        rates, active
+    )
 
 
 def exposed_copy_seconds(rates: RateView, copy_s: float, block_s: Number) -> Number:
@@ -41,7 +43,11 @@ def stream_seconds(
     buckets = np.maximum(params / bucket, 1.0)
     copy = 3.0 * rates["host_copy_alpha_s"] + bucket * STATE_BYTES / host_link_bytes_per_s(rates, active)
     update = rates["bucket_s"] + bucket / rates["adam_device_params_per_s"]
-    whole = 2.0 * copy + update
+    # A bucket on its own uses one direction at a time, and that is faster: host memory carries one stream, not two.
+    alone = (
+        3.0 * rates["host_copy_alpha_s"] + (copy - 3.0 * rates["host_copy_alpha_s"]) * rates["host_duplex"]
+    )
+    whole = 2.0 * alone + update
     ideal = np.maximum(np.maximum(copy, update), whole / np.asarray(staging_slots, dtype=np.float64))
     # Where nothing overlaps (no copy engine) a bucket takes the sum of its stages, whatever the slots.
     period = ideal + (1.0 - rates["copy_overlap"]) * (whole - ideal)

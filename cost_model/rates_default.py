@@ -107,6 +107,10 @@ def default_cost_model(cluster: ClusterSpec) -> CostModel:
         "copy_overlap": _rate(
             0.05 if on_cpu else 0.9, 0.5 if on_cpu else 0.11, "analytic", "share", "of a copy behind compute"
         ),
+        "host_duplex": _rate(
+            1.0 if on_cpu else 0.85, 0.3, known, "share", "host link each way with both busy, over one alone"
+        ),
+        "head_sync_s": _rate(1e-3, 1.0, "analytic", "s", "sizes agreed before a pass of the head"),
         "block_matrices": _rate(3.0, 0.5, "analytic", "passes", "H*I matmuls of a swept checkpoint block"),
         "split_overlap": _rate(0.47, 0.4, known, "share", "hidden share of the shorter optimizer engine"),
         "host_copy_alpha_s": _rate(45e-6, 0.3, known, "s", "fixed cost of one host copy"),

@@ -28,16 +28,24 @@ FITTED: dict[str, tuple[str, ...]] = {
         "plan_sync_s",
         "overlap",
     ),
-    "ring_dtp": ("dense_flops", "strip_passes", "tile_s", "ring_node_alpha_s", "ring_node_bytes_per_s"),
+    "ring_dtp": (
+        "dense_flops",
+        "strip_passes",
+        "tile_s",
+        "head_sync_s",
+        "ring_node_alpha_s",
+        "ring_node_bytes_per_s",
+    ),
     "stream_adamw": (
         "adam_device_params_per_s",
         "adam_host_params_per_s",
         "bucket_s",
         "host_copy_alpha_s",
         "copy_overlap",
+        "host_duplex",
         "split_overlap",
     ),
-    "checkpoint_offload": ("block_matrices", "segment_s", "host_copy_alpha_s", "copy_overlap"),
+    "checkpoint_offload": ("block_matrices", "segment_s", "host_copy_alpha_s", "copy_overlap", "host_duplex"),
 }
 """Rates that samples of an operator inform, in the order operators are fitted; host links are added by name."""
 

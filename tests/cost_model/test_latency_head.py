@@ -19,11 +19,11 @@ def seconds(mode: str, backward: bool, strip_rows: int = 4096) -> float:
 
 
 def test_the_gathered_heads_backward_only_scales() -> None:
-    assert seconds("gather", backward=True) < 0.02 * seconds("gather", backward=False)
+    assert seconds("gather", backward=True) < 0.03 * seconds("gather", backward=False)
 
 
 def test_three_matmuls_instead_of_four() -> None:
-    gathered = seconds("gather", backward=False) + seconds("gather", backward=True)
+    gathered = seconds("gather", backward=False) - RATES["head_sync_s"]
     travels = sum(float(gather_seconds(RATES, LINKS, 200_000.0 * 7168 * b)) for b in (2, 4))
     forward = float(round_compute_seconds(RATES, SHAPE, 4096, backward=False))
     backward = float(round_compute_seconds(RATES, SHAPE, 4096, backward=True))
@@ -34,3 +34,10 @@ def test_three_matmuls_instead_of_four() -> None:
 @pytest.mark.parametrize("mode", ["gather", "weights", "activations"])
 def test_more_tiles_cost_launches(mode: str) -> None:
     assert seconds(mode, backward=False, strip_rows=64) > seconds(mode, backward=False, strip_rows=4096)
+
+
+def test_short_tiles_cost_a_pass_over_the_weight_gradient_each() -> None:
+    few, many = (seconds("activations", backward=True, strip_rows=rows) for rows in (16_384, 1024))
+    sums = 2 * 15 * 2 * 4 * 100_000 * 7168 / RATES["hbm_bytes_per_s"]
+    launches = 2 * 3 * 15 * RATES["tile_s"]
+    assert many - few == pytest.approx(sums + launches, rel=0.05)
