@@ -114,8 +114,7 @@ def run(*words: object, expect: int = 0, show: bool = True) -> str:
 def finished_trials() -> int:
     """Trials of all sweeps that succeeded."""
     answer: Any = json.loads(flatpeak("sweep", "list", "--database", DATABASE, "--json", show=False))
-    sweeps = answer["items"] if isinstance(answer, dict) else answer
-    return sum(sweep["counts"].get("succeeded", 0) for sweep in sweeps)
+    return sum(sweep["trials"].get("succeeded", 0) for sweep in answer["items"])
 
 
 def title(text: str) -> None:
