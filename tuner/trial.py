@@ -29,6 +29,9 @@ _STATES: dict[OutcomeKind, TrialState] = {
     "cancelled": TrialState.CANCELLED,
 }
 
+# These say more of the machines than of the point: the trial goes back to the queue, a few times.
+_TRY_AGAIN: tuple[OutcomeKind, ...] = ("died", "start")
+
 
 @dataclass(frozen=True, slots=True)
 class Leases:
@@ -87,7 +90,8 @@ def run_trial(
 
     Returns:
         The state it ended in; ``queued`` when it was given back (the worker was told to stop, or the cluster had
-        no room), ``lost`` when a rank's process died; None when the claim was lost meanwhile.
+        no room), ``lost`` when a rank's process died or its gang did not come up; None when the claim was lost
+        meanwhile.
     """
     leases = leases or Leases()
     site = executor.site(spec.target.device)
@@ -111,7 +115,7 @@ def run_trial(
                 told = "the worker was told to stop" if outcome.kind == "cancelled" else outcome.reason
                 _persist(leases, lambda: _give_back(database, claim, told))
                 return TrialState.QUEUED
-            if outcome.kind == "died":
+            if outcome.kind in _TRY_AGAIN:
                 _persist(leases, lambda: _retry(database, claim, outcome))
                 return TrialState.LOST
             answer = _answer(outcome, spec, limit)
@@ -324,7 +328,7 @@ def _give_back(database: Database, claim: Claim, reason: str) -> None:
 
 
 def _retry(database: Database, claim: Claim, outcome: GangOutcome) -> None:
-    """A process that is gone says little about the point: the whole gang is tried again, a few times."""
+    """Count the trial as lost; it is failed for this reason when that happens too often."""
     with database.session() as session:
         TrialRepository(session).abandon(
             claim.claim_id, outcome.reason, reason_kind=outcome.kind, log_tail=outcome.log_tail or None

@@ -122,6 +122,8 @@ def test_three_failures_within_a_minute_pause_the_sweep(
         "1 hang": ("failed", "stalled"),
         "1 ok": ("queued", None),
     }
+    killed = trials_of(database, sweep_id)["1 kill"]
+    assert "lost 4 times; the last time rank 1: its process was killed by SIGKILL" in (killed.reason or "")
     with database.session() as session:
         SweepRepository(session).resume(sweep_id)
     assert run_sweep(database, sweep_id, executor).counts == {"failed": 3, "succeeded": 1}
