@@ -29,6 +29,12 @@ from tuner.replay_table import Table, read_samples, tables
 FOLDER = Path(__file__).parent / "results" / "replay"
 CASES = ("all fit", "limit", "limit, no Eq. 6")
 _FEWEST = 8
+_ON_GPUS = (
+    "nvidia-h200-x1/pipelined_llep_curves.csv",
+    "nvidia-h200-x1/ring_dtp.csv",
+    "nvidia-h200-x1/stream_adamw.csv",
+    "nvidia-h200-x2/samples.csv",
+)
 _LIMIT_QUANTILE = 0.5
 """Share of the points that the limit leaves room for, by their recorded peaks."""
 
@@ -61,16 +67,18 @@ class Result:
 
 
 def recordings() -> Iterator[tuple[str, pd.DataFrame]]:
-    """Our own operators' rows: recorded sweeps of this machine, then the benchmarks' on one H200."""
+    """Our own operators' rows: recorded sweeps of this machine, then those of one and of two H200."""
     for path in sorted((FOLDER / "recorded").glob("*.csv*")):
         yield path.name.partition(".")[0], read_samples(path)
-    for path in sorted(FOLDER.with_name("nvidia-h200-x1").glob("*.csv")):
+    for file in _ON_GPUS:
+        path = FOLDER.parent / file
+        if not path.exists():
+            continue
         samples = read_samples(path)
         samples = samples[samples["provider"] == "flatpeak"]
-        if path.stem == "stream_adamw":
-            samples = samples[samples["config_json"].str.contains('"engine": "stream"')]
-        if tables(samples, fewest=_FEWEST):
-            yield f"h200 {path.stem}", samples
+        for operator, own in samples.groupby("operator", sort=True):
+            if tables(own, fewest=_FEWEST):
+                yield f"{path.parent.name.removeprefix('nvidia-')} {operator}", own
 
 
 def limit_of(table: Table) -> int:
