@@ -30,10 +30,10 @@ FOLDER = Path(__file__).parent / "results" / "replay"
 CASES = ("all fit", "limit", "limit, no Eq. 6")
 _FEWEST = 8
 _ON_GPUS = (
-    "nvidia-h200-x1/pipelined_llep_curves.csv",
     "nvidia-h200-x1/ring_dtp.csv",
     "nvidia-h200-x1/stream_adamw.csv",
     "nvidia-h200-x2/samples.csv",
+    "nvidia-h200-x1/pipelined_llep_curves.csv",
 )
 _LIMIT_QUANTILE = 0.5
 """Share of the points that the limit leaves room for, by their recorded peaks."""
@@ -88,13 +88,19 @@ def limit_of(table: Table) -> int:
 
 
 def compare(
-    name: str, samples: pd.DataFrame, strategies: Sequence[str], seeds: int, trials: int
+    name: str,
+    samples: pd.DataFrame,
+    strategies: Sequence[str],
+    *,
+    cases: Sequence[str],
+    seeds: int,
+    trials: int,
 ) -> list[Result]:
     """Every strategy in every case, over all tables of one recording."""
     found = tables(samples, fewest=_FEWEST)
     per_table = max(1, math.ceil(seeds / len(found)))
     results = []
-    for case in CASES:
+    for case in cases:
         for strategy in strategies:
             plain = strategy.removesuffix(" warm")
             if strategy != plain and len(found) == 1:
@@ -181,6 +187,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*", help="recordings; default: all")
     parser.add_argument("--seeds", type=int, default=20, help="runs of a strategy, spread over the tables")
     parser.add_argument("--trials", type=int, default=16)
+    parser.add_argument("--case", action="append", choices=CASES, help="default: all three")
     parser.add_argument("--strategy", action="append", help="default: all")
     args = parser.parse_args()
     strategies = args.strategy or [
@@ -191,9 +198,11 @@ def main() -> None:
     results = []
     for name, samples in recordings():
         if not args.names or name in args.names:
-            results += compare(name, samples, strategies, args.seeds, args.trials)
-    if not args.names:
-        _write(results, FOLDER)
+            results += compare(
+                name, samples, strategies, cases=args.case or CASES, seeds=args.seeds, trials=args.trials
+            )
+            if not args.names:
+                _write(results, FOLDER)
 
 
 if __name__ == "__main__":

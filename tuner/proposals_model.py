@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -111,9 +111,20 @@ class Problem:
         prior: CostModel,
         warm: Iterable[Observation] = (),
     ) -> Problem:
-        """The formula is used for our own operators only; baselines run another schedule."""
+        """The formula is used for our own operators only; baselines run another schedule.
+
+        Where it lacks a size it is left aside, and so are older rows that lack one.
+        """
         formula = operator if provider == "flatpeak" and operator in FITTED else None
-        return Problem(formula, {**shape, "ranks": ranks}, space, tuple(candidates), prior, tuple(warm))
+        one = Problem(formula, {**shape, "ranks": ranks}, space, tuple(candidates), prior)
+        if formula is None or not all(
+            _has_formula(prior, formula, one.values(c.config)) for c in one.candidates
+        ):
+            return replace(one, formula=None)
+        return replace(
+            one,
+            warm=tuple(w for w in warm if w.operator == formula and _has_formula(prior, formula, w.values)),
+        )
 
     def values(self, config: Mapping[str, Scalar]) -> dict[str, Any]:
         """Shape and knobs as the formulas read them."""
@@ -137,6 +148,14 @@ class Suggestion:
     predicted_s: float
     low_s: float
     high_s: float
+
+
+def _has_formula(prior: CostModel, operator: str, values: Mapping[str, Any]) -> bool:
+    try:
+        sample_seconds(prior.view(), operator, values, _BOTH)
+    except KeyError:
+        return False
+    return True
 
 
 def suggest(
@@ -232,7 +251,7 @@ def _beliefs(problem: Problem, seen: Sequence[Seen], configs: Sequence[Config]) 
     Few rows tell little about the deviation's size and reach, so all that explain them are kept by their weight: the
     likeliest alone would be too sure of itself, and end the search too soon.
     """
-    warm = [w for w in problem.warm if problem.formula is not None and w.operator == problem.formula]
+    warm = problem.warm if problem.formula is not None else ()
     structure = _Structure(problem, seen, warm)
     points = [problem.values(c) for c in [s.config for s in seen] + list(configs)]
     passes = _passes(seen, warm)

@@ -146,6 +146,28 @@ def test_without_a_formula_the_knobs_alone_lead() -> None:
     assert min(s.total_s for s in seen) == 1.0
 
 
+def test_rows_and_shapes_that_lack_a_size_are_left_aside() -> None:
+    samples = recorded.rows("ring_dtp", recorded.HEAD, recorded.head_points()[:4])
+    older, _ = observations(samples, recorded.HARDWARE)
+    foreign = replace(older[0], values={"tokens": 4096, "ranks": 4, "scalar_bytes": 4})
+    [one] = tables(samples)
+    candidates = [Candidate(p.config) for p in one.points]
+    shape: dict[str, Any]
+    for shape, formula, kept in ((recorded.HEAD, "ring_dtp", older), ({"tokens": 4096}, None, [])):
+        made = Problem.of(
+            "ring_dtp",
+            "flatpeak",
+            shape=shape,
+            ranks=4,
+            space=one.space,
+            candidates=candidates,
+            prior=prior_for(recorded.HARDWARE),
+            warm=[*older, foreign],
+        )
+        assert (made.formula, list(made.warm)) == (formula, kept)
+        assert suggest(made, [], taken=[], limit_bytes=ROOM) is not None
+
+
 def test_a_suggestion_says_what_is_expected() -> None:
     first = suggest(problem(), [], taken=[], limit_bytes=ROOM)
     assert first is not None
