@@ -17,8 +17,8 @@ _TIMERS = Timers(start_s=120.0, run_s=120.0, stall_s=60.0, cancel_s=2.0)
 def task(
     function: str, payload: dict[str, Any] | None = None, *, timers: Timers = _TIMERS, **more: Any
 ) -> GangTask:
-    more = {"ranks": 2, "timers": timers} | more
-    return GangTask(f"tests.tuner.rank_tasks:{function}", payload or {}, **more)
+    options: dict[str, Any] = {"ranks": 2, "timers": timers, **more}
+    return GangTask(f"tests.tuner.rank_tasks:{function}", payload or {}, **options)
 
 
 class WatchedExecutor(Executor, Protocol):

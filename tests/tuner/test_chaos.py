@@ -27,10 +27,10 @@ from tests.tuner import chaos_adapter as chaos
 from tuner.sweep import create_sweep, parse_sweep
 
 # half a minute on an idle machine: most of it is processes that start, again and again
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 _MARK = "FLATPEAK_CHAOS"
-_ALLOWANCE_S = 240.0
+_ALLOWANCE_S = 540.0
 _REPEATS, _RANKS = 3, 2
 
 
