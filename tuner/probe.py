@@ -99,6 +99,7 @@ def _probe_task(
         "gemm_flops": figures.gemm_flops,
         "memory_bytes_per_s": figures.memory_bytes_per_s,
         "host_link_bytes_per_s": figures.host_link_bytes_per_s,
+        "host_link_alone_bytes_per_s": figures.host_link_alone_bytes_per_s,
         "adam_params_per_s": figures.adam_params_per_s,
         "all_to_all": [(p.nbytes, p.seconds) for p in figures.all_to_all],
         "ring": [(p.nbytes, p.seconds) for p in figures.ring],
@@ -124,11 +125,14 @@ def _result(hardware: dict[str, Any], device: Device, answers: Sequence[dict[str
     cards = float(hardware["hbm_bytes"])
     if device == "cpu":
         cards, ram = ram * _CPU_CARD_SHARE / ranks, ram * (1.0 - _CPU_CARD_SHARE)
+    # ranks share the host's memory: one that copies alone is faster
+    by_itself = answers[0]["host_link_alone_bytes_per_s"]
+    alone = () if by_itself is None else ((1, Figure(float(by_itself), "measured")),)
     host = HostSpec(
         ram_bytes=Figure(ram, "measured"),
         cores=hardware["cores"],
         cpu_name=hardware["cpu_name"],
-        link_bytes_per_s=((ranks, typical("host_link_bytes_per_s")),),
+        link_bytes_per_s=(*alone, (ranks, typical("host_link_bytes_per_s"))),
         cpu_adam_params_per_s=Figure(sum(a["adam_params_per_s"] for a in answers), "measured"),
     )
     cluster = replace(

@@ -41,6 +41,10 @@ def test_cards_and_host_share_the_memory_without_counting_a_byte_twice(probed: P
     assert cards == pytest.approx(cluster.host.ram_bytes.value)
 
 
+def test_the_host_link_is_measured_alone_and_shared(probed: ProbeResult) -> None:
+    assert [active for active, _ in probed.cluster.host.link_bytes_per_s] == [1, 2]
+
+
 def test_the_probed_cluster_has_the_fingerprint_of_this_machines_sweeps(probed: ProbeResult) -> None:
     assert probed.cluster.hardware_id == local_hardware_id()
     assert read_cluster(cluster_to_mapping(probed.cluster)) == probed.cluster
