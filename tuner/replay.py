@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import median
@@ -203,8 +204,8 @@ class _Replay:
         self._regret: list[float] = []
         self._ruled_out = 0
         self._orders = {
-            "grid": self._order(table.space.grid()),
-            "random": self._order(table.space.shuffled(seed)),
+            "grid": self._order(_in_order(table)),
+            "random": self._order(_shuffled(table, seed)),
         }
         self._problem = Problem.of(
             table.operator,
@@ -262,7 +263,7 @@ class _Replay:
 
     def _order(self, points: Iterable[Config]) -> Iterator[Config]:
         for config in points:
-            if self._table.find(config) is not None and all(k.config != config for k in self._known):
+            if all(known.config != config for known in self._known):
                 yield config
 
     def _take(self, config: Config) -> bool:
@@ -312,6 +313,21 @@ class _Replay:
         point = self._table.find(advised.config)
         assert point is not None
         return point.latency_s / self._best_s - 1.0
+
+
+def _in_order(table: Table) -> list[Config]:
+    """Recorded points as a grid visits them, the last knob varying fastest; not the grid itself, which may be vast."""
+
+    def place(config: Config) -> list[int]:
+        return [k.values.index(config[k.name]) if k.name in config else -1 for k in table.space.knobs]
+
+    return sorted((point.config for point in table.points), key=place)
+
+
+def _shuffled(table: Table, seed: int) -> list[Config]:
+    configs = _in_order(table)
+    random.Random(seed).shuffle(configs)
+    return configs
 
 
 def _noise(point: Recorded) -> float:

@@ -48,7 +48,9 @@ def test_a_sweep_by_the_model_ends_and_the_next_one_starts_from_its_rows(
 def test_the_model_launches_nothing_beyond_its_bound(database: Database, executor: LocalExecutor) -> None:
     bounds = sorted(
         t.bound_bytes or 0
-        for t in trials_of(database, create_sweep(database, parse_sweep({**HEAD, "strategy": "grid", "max_trials": 8})))
+        for t in trials_of(
+            database, create_sweep(database, parse_sweep({**HEAD, "strategy": "grid", "max_trials": 8}))
+        )
     )
     limit = bounds[len(bounds) // 2]
     sweep_id = create_sweep(database, parse_sweep({**HEAD, "memory_limit_bytes": limit}))
