@@ -60,7 +60,7 @@ class StreamAdamwAdapter:
                 Knob("engine", ("stream", "host", "split", "device")),
                 Knob("bucket_params", buckets.values, "ordered"),
                 slots,
-                Knob("host_share", (0.25, 0.5, 0.75), "ordered", {"engine": ("split",)}),
+                Knob("host_share", (0.25, 0.4, 0.5, 0.6, 0.75), "ordered", {"engine": ("split",)}),
             )
         )
 
