@@ -38,7 +38,13 @@ def _config(
 
 
 def _latent(nope: int = 128, rope: int = 64, value: int = 128, **more: Any) -> dict[str, Any]:
-    return {"kv_lora_rank": 512, "qk_nope_head_dim": nope, "qk_rope_head_dim": rope, "v_head_dim": value, **more}
+    return {
+        "kv_lora_rank": 512,
+        "qk_nope_head_dim": nope,
+        "qk_rope_head_dim": rope,
+        "v_head_dim": value,
+        **more,
+    }
 
 
 DELTA_NET = {
