@@ -190,6 +190,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*", help="recordings; default: all")
     parser.add_argument("--seeds", type=int, default=20, help="runs of a strategy, spread over the tables")
     parser.add_argument("--trials", type=int, default=16)
+    parser.add_argument("--write", action="store_true", help="write files although only some are named")
     parser.add_argument("--case", action="append", choices=CASES, help="default: all three")
     parser.add_argument("--strategy", action="append", help="default: all")
     args = parser.parse_args()
@@ -204,7 +205,7 @@ def main() -> None:
             results += compare(
                 name, samples, strategies, cases=args.case or CASES, seeds=args.seeds, trials=args.trials
             )
-            if not args.names:
+            if args.write or not args.names:
                 _write(results, FOLDER)
 
 
