@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from cost_model.latency import GroupLinks, Number, all_to_all_seconds, dense_seconds, gather_seconds
 from cost_model.model_spec import ModelSpec
 from cost_model.rates import RateView
@@ -30,7 +32,7 @@ def width_gain(head_dim: int) -> float:
     One H200: 430 TFLOP/s at 64, 500 at 112, 540 at 128 (benchmarks/results, attention). A cube root goes through
     them within 3 %; above 128 nothing was measured, so nothing more is promised.
     """
-    return (min(head_dim, 128) / 64.0) ** (1.0 / 3.0)
+    return math.cbrt(min(head_dim, 128) / 64.0)
 
 
 def exchange_bytes(model: ModelSpec, tokens: int, sequence_degree: int, scalar_bytes: int) -> float:
