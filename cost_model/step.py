@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,7 +40,13 @@ class StepTime:
 
     terms: dict[str, Estimate]
     total: Estimate
-    warnings: tuple[str, ...] = field(default=())
+    outside: Mapping[str, str] = field(default_factory=dict)
+    """Term to what has to be said of it: its shape lies outside what was measured."""
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What a user has to be told of the terms."""
+        return tuple(self.outside.values())
 
     def to_json(self) -> dict[str, Any]:
         """Plain figures; provenance is a plan's matter."""
@@ -170,7 +176,7 @@ def step_time(
     formulas = term_formulas(shape, launch)
     covers = term_coverage(shape, launch, cost) if cost.coverage else {}
     terms: dict[str, Estimate] = {}
-    warnings: list[str] = []
+    outside: dict[str, str] = {}
     spread_squares = 0.0
     outside_squares = 0.0
     for name, formula in formulas.items():
@@ -181,11 +187,11 @@ def step_time(
         spread_squares += (terms[name].value * spread) ** 2
         outside_squares += (terms[name].value * extra) ** 2
         if name in covers and not covers[name].covered and terms[name].value > 0:
-            warnings.append(covers[name].message)
+            outside[name] = covers[name].message
     value = sum(term.value for term in terms.values())
     total = cost.estimate(
         lambda rates: sum(formula(rates) for formula in formulas.values()),
         spread=math.sqrt(spread_squares) / value,
         extra_log_width=math.sqrt(outside_squares) / value,
     )
-    return StepTime(terms, total, tuple(warnings))
+    return StepTime(terms, total, outside)

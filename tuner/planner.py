@@ -49,6 +49,7 @@ _PINNABLE = {
     "staging_slots",
     "host_share",
 }
+_LAYOUT_PINS = ("sequence_degree", "max_tokens_per_rank", "accumulation_steps")
 _MEASURED_SPREAD = 1.1
 
 
@@ -104,11 +105,14 @@ def make_plan(
     """
     chosen = options or PlanOptions()
     check_cluster(cluster)
+    workload.check_model(model.experts)
     pins = {**chosen.fixed, **(fixed or {})}
     _check_pins(pins)
     used, notes = adapt_cost(cost, cluster, chosen.software)
     problem = Problem(model, cluster, workload, chosen.mode, pins, chosen.measured or None, chosen.send_ratio)
     if next(batches(model, cluster, workload, pins), None) is None:
+        free = {key: value for key, value in pins.items() if key not in _LAYOUT_PINS}
+        blocked = next(batches(model, cluster, workload, free), None) is not None
         raise RuleError(
             rule="context, batch and ranks must allow a whole number of tokens per rank and of micro-batches",
             value={
@@ -117,7 +121,9 @@ def make_plan(
                 "ranks": cluster.world_size,
                 "pinned": pins,
             },
-            remedy=no_layout_reason(model, cluster, workload) + ".",
+            remedy=f"Release {_pinned_layout(pins)}: without it there are legal layouts."
+            if blocked
+            else no_layout_reason(model, cluster, workload) + ".",
         )
     choices = search(problem, used, chosen.alternatives + 1)
     if problem.measured and (not choices or choices[0].verdict != "fits"):
@@ -141,6 +147,10 @@ def _check_pins(pins: Mapping[str, Any]) -> None:
             value=unknown,
             remedy=f"Pin one of {', '.join(sorted(_PINNABLE))}.",
         )
+
+
+def _pinned_layout(pins: Mapping[str, Any]) -> str:
+    return " or ".join(f"{key}={pins[key]}" for key in _LAYOUT_PINS if key in pins)
 
 
 def _reports(problem: Problem, launch: LaunchConfig) -> dict[Mode, MemoryReport]:
@@ -226,7 +236,9 @@ def _step(problem: Problem, launch: LaunchConfig, cost: CostModel) -> StepTime:
     low = math.sqrt(sum((term.value - term.low) ** 2 for term in terms.values()))
     high = math.sqrt(sum((term.high - term.value) ** 2 for term in terms.values()))
     total = Estimate(value, max(0.0, value - low), value + high, step.total.provenance)
-    return StepTime(terms, total, step.warnings)
+    # a term that was measured needs no word about where the model of it was fitted
+    outside = {name: text for name, text in step.outside.items() if name not in seconds}
+    return StepTime(terms, total, outside)
 
 
 def _remarks(problem: Problem, launch: LaunchConfig, reports: Mapping[Mode, MemoryReport]) -> list[str]:

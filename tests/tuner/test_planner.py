@@ -332,6 +332,22 @@ def test_measured_points_take_the_models_place() -> None:
     assert not other
 
 
+def test_what_was_measured_is_not_said_to_be_unmeasured() -> None:
+    cluster = cpu_cluster()
+    spec, work = small_moe(vocab=4096), Workload(2048, 8192, activation_bytes=4)
+    prior = default_cost_model(cluster)
+    fitted = fit(rows(prior, "ring_dtp", noise=0.0), prior).cost_model  # knows the head only
+    pins = {"expert_degree": 4, "max_tokens_per_rank": 2048}
+
+    def said(options: PlanOptions) -> bool:
+        plan = make_plan(spec, cluster, work, fitted, options, fixed=pins)
+        return any("pipelined_llep was never measured" in warning for warning in plan.warnings)
+
+    points = with_measured(rows(prior, "pipelined_llep", noise=0.0), cluster)
+    assert said(PlanOptions())
+    assert not said(PlanOptions(measured=points))
+
+
 def test_guarantee_never_needs_less_than_expected() -> None:
     for name in ("gpt-oss-20b",):
         modes = planned(name, "hgx-h200", 1, 131072, 524288).to_json()["memory"]["modes"]
