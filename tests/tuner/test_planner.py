@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from cost_model.calibration import fit
 from cost_model.errors import RuleError
 from cost_model.hf_config import load_hf_config
 from cost_model.memory import memory_report
