@@ -32,6 +32,9 @@ def create(
     days: Annotated[
         float | None, typer.Option("--days", metavar="DAYS", help="Days until it expires; default: never.")
     ] = None,
+    if_none: Annotated[
+        bool, typer.Option("--if-none", help="Do nothing when a valid token exists (for a first start).")
+    ] = False,
     database: DatabaseOption = None,
     as_json: JsonFlag = False,
 ) -> None:
@@ -48,7 +51,15 @@ def create(
         raise typer.BadParameter("must lie between 0 and 36500", param_hint="--days")
     store = open_database(database)
     with store.session() as session:
-        row, text = TokenRepository(session).create(
+        tokens = TokenRepository(session)
+        if if_none and tokens.any_valid():
+            if as_json:
+                emit_json({"token": None})
+            else:
+                err.print("A valid token exists already; none was made.", markup=False)
+            store.close()
+            return
+        row, text = tokens.create(
             name, scope or ["read", "write"], lifetime_s=None if days is None else days * DAY_S
         )
         view = _view(row)

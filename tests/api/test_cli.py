@@ -174,6 +174,17 @@ def test_serving_others_without_a_token_is_refused(
     assert "flatpeak token create" in ran.refusal["remedy"]
 
 
+def test_a_first_start_makes_one_token_and_prints_it_once(
+    capsys: pytest.CaptureFixture[str], database_url: str
+) -> None:
+    words = ("token", "create", "--if-none", "--database", database_url, "--json")
+    first = Ran(capsys, *words).json
+    assert first["token"].startswith("fp_")
+    assert Ran(capsys, *words).json == {"token": None}
+    assert Ran(capsys, "token", "revoke", first["id"], "--database", database_url).code == 0
+    assert Ran(capsys, *words).json["token"].startswith("fp_")
+
+
 def test_tokens_are_made_listed_and_revoked(capsys: pytest.CaptureFixture[str], database_url: str) -> None:
     made = Ran(
         capsys, "token", "create", "--name", "ci", "--scope", "read", "--database", database_url, "--json"
