@@ -110,7 +110,7 @@ class OffloadSession:
             )
         self._slab = slab
         self._lane = slab.lane
-        slab.claim(self, host_budget_bytes)
+        slab.claim(self, host_budget_bytes, self._settle)
         self._boundaries = boundaries
         self._learned: int | None = None
         if min_bytes is None:
@@ -356,6 +356,11 @@ class OffloadSession:
                 claim.prefetched = None
             self._free(claim)
 
+    def _settle(self) -> None:
+        with self._lock:
+            self._end_forward()
+            self._take_back()
+
     def _free(self, claim: Claim) -> None:
         if claim.start is not None:
             self._slab.give(self, claim.start, claim.nbytes)
@@ -379,7 +384,7 @@ def _own_slab(
 ) -> BoundarySlab:
     if boundary_bytes is None or boundaries is None:
         return BoundarySlab(budget, ranks=ranks, device=device)
-    if budget < 0:
+    if min(budget, boundary_bytes, boundaries) < 0:
         count = -1  # refused below, by all ranks
     elif boundary_bytes == 0:
         count = boundaries  # a rank without tokens does not limit the others

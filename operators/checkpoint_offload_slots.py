@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import weakref
 from bisect import bisect_left, insort
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
 
 import torch
@@ -83,7 +83,9 @@ class BoundarySlab:
         least = agree_min(ranks, nbytes, device=self.device)
         if least < 0:
             raise RuleError(
-                rule="a host budget is at least 0 bytes on every rank", value=least, remedy="Use 0 for none."
+                rule="a host budget is at least 0 bytes on every rank, and so are boundary_bytes and boundaries",
+                value=least,
+                remedy="Use 0 for none.",
             )
         agreed = (least if same_on_all else nbytes) // PAGE_BYTES * PAGE_BYTES
         together = wanted_on_this_host(ranks, agreed, device=self.device)
@@ -99,6 +101,7 @@ class BoundarySlab:
         self._quotas: weakref.WeakKeyDictionary[object, int] = weakref.WeakKeyDictionary()
         self._used: weakref.WeakKeyDictionary[object, int] = weakref.WeakKeyDictionary()
         self._demand: weakref.WeakKeyDictionary[object, int] = weakref.WeakKeyDictionary()
+        self._settle: list[weakref.WeakMethod[Callable[[], None]]] = []
 
     @property
     def locked_bytes(self) -> int:
@@ -122,8 +125,11 @@ class BoundarySlab:
         """Locked bytes ``owner`` uses now."""
         return self._used[owner]
 
-    def claim(self, owner: object, nbytes: int) -> None:
+    def claim(self, owner: object, nbytes: int, settle: Callable[[], None] | None = None) -> None:
         """Give ``owner`` a share of at most ``nbytes`` locked bytes.
+
+        Args:
+            settle: a method of ``owner`` that gives back what it no longer needs; called before shares change.
 
         Raises:
             RuleError: the shares would exceed the slab.
@@ -135,6 +141,8 @@ class BoundarySlab:
                 remedy="Claim less, build a larger slab, or close a session.",
             )
         self._quotas[owner], self._used[owner], self._demand[owner] = nbytes, 0, 0
+        if settle is not None:
+            self._settle.append(weakref.WeakMethod(settle))
 
     def resign(self, owner: object) -> None:
         """Give the share back. Pieces still in use return through :meth:`give` as before."""
@@ -174,6 +182,10 @@ class BoundarySlab:
         Raises:
             RuleError: a session holds boundaries (on any rank; raised on all).
         """
+        for method in self._settle:
+            settle = method()
+            if settle is not None:  # its graphs may be gone without its having looked since
+                settle()
         owners = list(self._quotas)  # in the order of their claims, the same on all ranks
         held = agree_max(self.ranks, sum(self._used[o] for o in owners), device=self.device)
         if held:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -44,6 +45,12 @@ class DispatchLaunch:
                 value=(self.chunk_tokens, self.max_chunks),
                 remedy="chunk_tokens = N_max gives one chunk; max_chunks caps K.",
             )
+        if not (1.0 <= self.alpha < math.inf) or self.min_rows < 1 or math.isnan(self.lambda_):
+            raise RuleError(
+                rule="alpha is a finite number >= 1, min_rows >= 1, lambda is a number",
+                value=(self.alpha, self.min_rows, self.lambda_),
+                remedy="alpha = 1 is the tightest capacity that can hold all rows; min_rows counts rows.",
+            )
         if self.dispatch_schedule not in get_args(DispatchSchedule):
             raise RuleError(
                 rule="dispatch_schedule is serial, prefetch or overlap",
@@ -79,6 +86,13 @@ class DispatchLaunch:
             migrate=migrate,
             backward=backward,
         )
+
+    @property
+    def agreed(self) -> tuple[object, ...]:
+        """What has to be equal on all ranks: with one chunk its token budget says nothing."""
+        balance = (self.alpha, self.min_rows, self.lambda_) if self.migrate else ()
+        budget = self.chunk_tokens if self.max_chunks > 1 else 0
+        return budget, self.max_chunks, self.dispatch_schedule, self.backward, balance
 
     def chunks(self, tokens_max: int) -> int:
         """K of Eq. 1 for the largest token count of the group (1 when nobody has a token)."""

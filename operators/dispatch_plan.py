@@ -23,6 +23,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from operators.dispatch_agreement import NOTHING_SAID, Statement, agree_on_sizes, compare, size_code
 from operators.dispatch_launch import DispatchLaunch
 from operators.errors import RuleError
 from operators.least_loaded import LeastLoadedPlan, plan_least_loaded
@@ -34,6 +35,7 @@ from operators.routing import Routing
 _number_of: WeakKeyDictionary[Routing, int] = WeakKeyDictionary()
 _numbers = count(1)
 _UNSAID = 0
+_HEADER = 4  # numbers behind a rank's counts
 
 
 @dataclass(frozen=True)
@@ -145,6 +147,21 @@ class DispatchPlan:
     def scalar_receive_splits(self) -> list[int]:
         return [sum(row[r] for row in self.receive_splits) for r in range(self.ranks)]
 
+    def check_routing(self, routing: Routing, ranks: Ranks) -> None:
+        """Refuse a plan that was made for other tokens or another group.
+
+        Raises:
+            RuleError: sizes differ.
+        """
+        mine = (self.tokens, self.top_k, self.experts, self.ranks, self.rank)
+        given = (routing.tokens, routing.top_k, routing.experts, ranks.size, ranks.rank)
+        if mine != given:
+            raise RuleError(
+                rule=f"a plan runs the routing it was made from: (tokens, top_k, experts, ranks, rank) = {mine}",
+                value=given,
+                remedy="Make the plan from this routing with make_plan, or leave it out.",
+            )
+
     def map_tensors(self, change: Callable[[Tensor], Tensor]) -> DispatchPlan:
         """The same plan with every index tensor changed, e.g. into a fake one for a dry run."""
         return replace(
@@ -159,29 +176,40 @@ class DispatchPlan:
         )
 
 
-def make_plan(routing: Routing, ranks: Ranks, launch: DispatchLaunch) -> DispatchPlan:
+def make_plan(
+    routing: Routing, ranks: Ranks, launch: DispatchLaunch, statement: Statement = NOTHING_SAID
+) -> DispatchPlan:
     """Measure the load, agree on K, plan. A collective: every rank calls it, with or without tokens.
 
+    Args:
+        statement: What this rank says of its call; compared with the others' in the same transfer.
+
     Raises:
-        RuleError: the experts do not divide among the ranks, or a token of any rank picked an expert that does
-            not exist, or ranks recompute different layers (said on every rank, from the one transfer).
+        RuleError: on every rank: any rank's call breaks a rule, the ranks disagree on a knob or shape, the experts do
+            not divide among the ranks, a token of any rank picked an expert that does not exist, or ranks recompute
+            different layers.
     """
-    if routing.experts % ranks.size:
+    device, experts, most = routing.ids_NK.device, routing.experts, launch.max_chunks
+    header_3 = torch.full((3,), routing.tokens, dtype=torch.int64, device=device)
+    header_3[1], header_3[2] = size_code(experts, most), -size_code(experts, most)
+    ranks.all_reduce(header_3, "max")
+    agree_on_sizes(header_3, experts, most)
+    if experts % ranks.size:
         raise RuleError(
             rule="the number of experts is a multiple of the ranks that share them",
-            value=(routing.experts, ranks.size),
+            value=(experts, ranks.size),
             remedy="Choose expert_degree among the divisors of the expert count.",
         )
-    device, experts, most = routing.ids_NK.device, routing.experts, launch.max_chunks
-    tokens_max = torch.full((1,), routing.tokens, dtype=torch.int64, device=device)
-    ranks.all_reduce(tokens_max, "max")
+    tokens_max = header_3[:1]
     # K stays on the device until the one transfer below: rounding up by floor division of the negative.
     chunks_1 = (-(-tokens_max // launch.chunk_tokens)).clamp_(1, most)
     order, counts = _count(routing, chunks_1, most)
+    counts[-3] = statement.packed(launch)
     counts[-2] = _number_of.get(routing) or -next(_numbers)
     counts[-1:] = tokens_max
     gathered = ranks.all_gather(counts).to("cpu")
-    unknown, numbers, largest = gathered[:, -3:].t().tolist()
+    unknown, statements, numbers, largest = gathered[:, -_HEADER:].t().tolist()
+    compare(statements, statement, ranks.rank)
     if any(unknown):
         raise RuleError(
             rule="every picked expert lies in [0, experts)",
@@ -189,7 +217,7 @@ def make_plan(routing: Routing, ranks: Ranks, launch: DispatchLaunch) -> Dispatc
             remedy="Route by scores that have one column per expert of the layer.",
         )
     chunks = launch.chunks(max(largest))
-    counts_PCE = gathered[:, :-3].view(ranks.size, most, experts)[:, :chunks]
+    counts_PCE = gathered[:, :-_HEADER].view(ranks.size, most, experts)[:, :chunks]
     number = _number_of[routing] = _agreed(numbers)
     return plan_from_counts(counts_PCE, order, routing, ranks.rank, launch, number=number)
 
@@ -221,15 +249,15 @@ def check_same_call(plan: DispatchPlan, ranks: Ranks) -> None:
 
 
 def _count(routing: Routing, chunks_1: Tensor, most: int) -> tuple[Tensor, Tensor]:
-    """Route numbers sorted by (chunk, expert), and ``[most·E + 3]``: routes by (chunk, expert), then how many ids
-    name no expert, then two elements to fill in (number of the record, largest token count)."""
+    """Route numbers sorted by (chunk, expert), and ``[most·E + 4]``: routes by (chunk, expert), then how many ids
+    name no expert, then three elements to fill in (statement, number of the record, largest token count)."""
     device, experts = routing.ids_NK.device, routing.experts
     known_NK = routing.ids_NK.clamp(0, experts - 1)
     chunk_N = torch.arange(routing.tokens, device=device) % chunks_1
     keys = (known_NK + (chunk_N * experts).unsqueeze(1)).flatten()
-    counts = torch.zeros(most * experts + 3, dtype=torch.int64, device=device)
+    counts = torch.zeros(most * experts + _HEADER, dtype=torch.int64, device=device)
     counts.scatter_add_(0, keys, torch.ones_like(keys))
-    counts[-3] = (known_NK != routing.ids_NK).sum()
+    counts[-_HEADER] = (known_NK != routing.ids_NK).sum()
     return torch.sort(keys.to(torch.int32), stable=True).indices, counts
 
 

@@ -22,6 +22,7 @@ from operators import dispatch_chunks as chunks
 from operators.dispatch_launch import DispatchLaunch
 from operators.dispatch_plan import DispatchPlan, make_plan
 from operators.expert_mlp import ExpertMath, ExpertWeights, GradientAccumulators, fetch_guests
+from operators.first_order import first_order
 from operators.kernels.route import accumulation_dtype
 from operators.kernels.swiglu import SWIGLU, Gate, gated, gated_backward_
 from operators.pipelined_llep import LayerCall
@@ -137,6 +138,7 @@ class _AtOnce(torch.autograd.Function):
         return out_NH
 
     @staticmethod
+    @first_order
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         weights_NK, x_RH, up_RG, *saved = ctx.saved_tensors
         plan, ranks = ctx.call.plan, ctx.call.ranks

@@ -86,7 +86,7 @@ class ExpertMath:
         assert weights_EOX is not None
         columns = weights_EOX.shape[2] if transposed else weights_EOX.shape[1]
         biased = bias_EO is not None and not transposed
-        if not biased and self._grouped(x_RX):
+        if not biased and self._grouped(x_RX, weights_EOX):
             weight = weights_EOX if transposed else weights_EOX.transpose(1, 2)
             return grouped_mm(x_RX, weight, offs=self.plan.slot_ends_CS[chunk])
         out_RO = x_RX.new_empty(x_RX.shape[0], columns)
@@ -104,13 +104,16 @@ class ExpertMath:
                 torch.mm(x_RX[rows], right, out=out_RO[rows])
         return out_RO
 
-    def _grouped(self, x_RX: Tensor) -> bool:
+    def _grouped(self, x_RX: Tensor, weights_EOX: Tensor) -> bool:
         return (
             x_RX.is_cuda
             and x_RX.dtype == torch.bfloat16
             and self.plan.guests == 0
             and 0 < x_RX.shape[0] < GROUPED_BELOW_ROWS * self.plan.local_experts
-            and x_RX.shape[1] % 8 == 0  # rows start on 16 bytes
+            # The rows of all three operands have to start on 16 bytes.
+            and all(width % 8 == 0 for width in weights_EOX.shape[1:])
+            and weights_EOX.is_contiguous()
+            and weights_EOX.storage_offset() % 8 == 0
         )
 
 

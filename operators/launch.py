@@ -8,6 +8,7 @@ launch.check_hardware(local_hardware_id)  # says so if the figures were made for
 from __future__ import annotations
 
 import json
+import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -101,7 +102,7 @@ def read_launch(path: str | Path) -> Launch:
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:  # no text, or no path at all
         raise RuleError(
             rule=f"a launch file must be readable text: {error}",
             value=str(path),
@@ -109,7 +110,12 @@ def read_launch(path: str | Path) -> Launch:
         ) from error
     try:
         body = json.loads(text, object_pairs_hook=_object, parse_constant=_refuse_constant)
-    except json.JSONDecodeError as error:
+    except RuleError:
+        raise
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # besides wrong JSON: numbers and nesting beyond Python's limits
         raise RuleError(
             rule=f"a launch file must be JSON: {error}",
             value=str(path),
@@ -177,6 +183,8 @@ def _check(value: object, schema: Mapping[str, Any], path: str) -> None:
         names = [schema["type"]] if isinstance(schema["type"], str) else schema["type"]
         if not any(_is(value, name) for name in names):
             _refuse(path, f"it is of type {' or '.join(names)}", value)
+    if isinstance(value, float) and not math.isfinite(value):
+        _refuse(path, "numbers are finite", value)  # 1e400 is JSON, and infinite in Python
     if isinstance(value, int | float):
         if value < schema.get("minimum", value):
             _refuse(path, f"it is at least {schema['minimum']}", value)

@@ -25,10 +25,12 @@ import torch
 from torch import Tensor, nn
 
 from operators import dispatch_chunks as chunks
+from operators.dispatch_agreement import refuse, state
 from operators.dispatch_launch import DispatchLaunch
 from operators.dispatch_plan import DispatchPlan, check_same_call, make_plan
 from operators.errors import RuleError
 from operators.expert_mlp import ExpertMath, ExpertWeights, GradientAccumulators, fetch_guests
+from operators.first_order import first_order
 from operators.kernels.route import accumulation_dtype
 from operators.kernels.swiglu import SWIGLU, Gate, gated, gated_backward_
 from operators.ranks import Ranks
@@ -79,13 +81,17 @@ def pipelined_llep(
         ``[N, H]`` weighted sums of the experts' outputs, in the dtype of ``hidden_NH``.
 
     Raises:
-        RuleError: shapes or dtypes do not fit together, or a picked expert does not exist.
+        RuleError: on every rank: shapes or dtypes of any rank do not fit together, a picked expert does not exist,
+            or the ranks disagree on launch, shapes, gate or wanted gradients. With ``plan`` there is no exchange: only
+            this rank's own inputs are checked, and only here.
     """
-    _check(hidden_NH, scores_NE, routing, weights, ranks)
+    statement = state(hidden_NH, scores_NE, routing, weights, ranks=ranks, gate=gate)
     if plan is None:
-        plan = make_plan(
-            routing, ranks, launch
-        )  # refuses unknown experts, which the next line would stumble over
+        # Refuses unknown experts, too, which the next line would stumble over.
+        plan = make_plan(routing, ranks, launch, statement)
+    else:
+        refuse(statement, ranks.rank)
+        plan.check_routing(routing, ranks)
     weights_NK = routing.weights(scores_NE, normalize=normalize)
     call = LayerCall(plan, ranks, gate, launch)
     if launch.backward == "nested":
@@ -177,6 +183,7 @@ class _Chunked(torch.autograd.Function):
         return forward_chunks(hidden_NH, weights_NK, ExpertWeights(*expert_weights), call)
 
     @staticmethod
+    @first_order
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         hidden_NH, weights_NK, *expert_weights = ctx.saved_tensors
         return (
@@ -293,43 +300,3 @@ def backward_chunks(
             coming_dy = chunks.dispatch(plan, ranks, i + 1, grad_NH)
     d_weights_NK = chunks.scalars_to_tokens(plan, ranks, row_dots).to(weights_NK.dtype)
     return (d_hidden_NH, d_weights_NK, *totals.finish(ranks, own.gate_up_EGH.dtype))
-
-
-def _check(
-    hidden_NH: Tensor, scores_NE: Tensor, routing: Routing, weights: ExpertWeights, ranks: Ranks
-) -> None:
-    if hidden_NH.dim() != 2 or hidden_NH.shape[0] != routing.tokens:
-        raise RuleError(
-            rule="hidden is [tokens, hidden] with the routing's token count",
-            value=(tuple(hidden_NH.shape), routing.tokens),
-            remedy="Flatten batch and sequence, and pass the routing of these tokens.",
-        )
-    if tuple(scores_NE.shape) != (routing.tokens, routing.experts):
-        raise RuleError(
-            rule="scores are [tokens, experts]",
-            value=tuple(scores_NE.shape),
-            remedy="Pass the full router scores, not only the chosen ones.",
-        )
-    local, double, hidden = weights.gate_up_EGH.shape
-    if (
-        local * ranks.size != routing.experts
-        or hidden != hidden_NH.shape[1]
-        or tuple(weights.down_EHI.shape) != (local, hidden, double // 2)
-    ):
-        raise RuleError(
-            rule="gate_up is [experts/ranks, 2·intermediate, hidden], down is [experts/ranks, hidden, intermediate]",
-            value=(tuple(weights.gate_up_EGH.shape), tuple(weights.down_EHI.shape)),
-            remedy="Pass this rank's experts only, out x in.",
-        )
-    if hidden_NH.dtype != weights.gate_up_EGH.dtype:
-        raise RuleError(
-            rule="hidden and expert weights have one dtype",
-            value=(hidden_NH.dtype, weights.gate_up_EGH.dtype),
-            remedy="Cast the layer input to the weights' dtype.",
-        )
-    if scores_NE.dtype == torch.float64 and hidden_NH.dtype != torch.float64:
-        raise RuleError(
-            rule="float64 router scores go with a float64 layer; routes are weighted and summed in float32 else",
-            value=(scores_NE.dtype, hidden_NH.dtype),
-            remedy="Pass the scores in float32 or in the layer's dtype.",
-        )

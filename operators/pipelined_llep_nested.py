@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from operators import dispatch_chunks as chunks
 from operators.dispatch_plan import DispatchPlan
 from operators.expert_mlp import ExpertWeights, fetch_weight, return_home
+from operators.first_order import first_order
 from operators.kernels.route import accumulation_dtype
 from operators.kernels.swiglu import Gate
 from operators.ranks import Ranks
@@ -36,6 +37,7 @@ class _ToExperts(torch.autograd.Function):
         return chunks.take_sorted(plan, chunk, chunks.dispatch(plan, ranks, chunk, rows_NH))
 
     @staticmethod
+    @first_order
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         plan, ranks, chunk, shape = ctx.args
         back = chunks.send_back(plan, ranks, chunk, chunks.arrival_order(plan, chunk, grads[0].contiguous()))
@@ -56,6 +58,7 @@ class _ToTokens(torch.autograd.Function):
         return out_NH[plan.chunk_tokens(chunk)].contiguous()
 
     @staticmethod
+    @first_order
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         plan, ranks, chunk = ctx.args
         grad_NH = grads[0].new_empty(plan.tokens, grads[0].shape[1])
@@ -80,6 +83,7 @@ class _Enter(torch.autograd.Function):
         return (chunks.scalars_to_experts(plan, ranks, values_NK), *guests)
 
     @staticmethod
+    @first_order
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         plan, ranks, shapes = ctx.args
         assert grads[0] is not None
@@ -103,7 +107,7 @@ def nested_layer(hidden_NH: Tensor, weights_NK: Tensor, own: ExpertWeights, call
     for i in range(plan.chunks):
         x_RH = _ToExperts.apply(hidden_NH.contiguous(), plan, ranks, i)  # type: ignore[no-untyped-call]
         y_RH = checkpoint(
-            _experts,
+            _experts_as_given,
             call.gate,
             plan,
             i,
@@ -122,6 +126,14 @@ def nested_layer(hidden_NH: Tensor, weights_NK: Tensor, own: ExpertWeights, call
     numbers = torch.arange(plan.tokens, device=hidden_NH.device)
     order = torch.cat([numbers[plan.chunk_tokens(i)] for i in range(plan.chunks)])
     return by_chunk[torch.empty_like(order).scatter_(0, order, numbers)]
+
+
+def _experts_as_given(
+    gate: Gate, plan: DispatchPlan, chunk: int, x_RH: Tensor, *rest: Tensor | None
+) -> Tensor:
+    """:func:`_experts` in the inputs' dtype, whatever autocast says."""
+    with torch.autocast(x_RH.device.type, enabled=False):
+        return _experts(gate, plan, chunk, x_RH, *rest)  # type: ignore[arg-type]
 
 
 def _experts(

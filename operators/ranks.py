@@ -111,7 +111,7 @@ class ProcessRanks:
         return dist.get_rank(self._group)
 
     def all_gather(self, x: Tensor) -> Tensor:
-        parts = [torch.empty_like(x) for _ in range(self.size)]
+        parts = [x.new_empty(x.shape) for _ in range(self.size)]
         dist.all_gather(parts, x.contiguous(), group=self._group)
         return torch.stack(parts)
 
@@ -181,7 +181,8 @@ class LoopbackRanks:
         gathered: What all ranks would bring to a gather, ``[size, *s]`` each: a gather of ``[*s]`` returns the
             first of that shape with the own value in its row. For routers that differ between ranks: give all
             ranks' counts, and every size follows from them.
-        largest: What a max-reduction over the group gives at least, e.g. the token count of the longest rank.
+        largest: What a max-reduction over the group gives at least in its first element: the token count of the
+            longest rank.
     """
 
     def __init__(
@@ -218,7 +219,7 @@ class LoopbackRanks:
         if op == "sum":
             x.mul_(self._size)
         elif op == "max" and self._largest is not None:
-            x.clamp_(min=self._largest)
+            x.view(-1)[:1].clamp_(min=self._largest)
 
     def all_to_all(
         self, output: Tensor, source: Tensor, output_splits: Sequence[int], input_splits: Sequence[int]

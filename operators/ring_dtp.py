@@ -18,14 +18,15 @@ three numbers a token. The backward replays the strips.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from operators.bounds.ring_dtp import default_strip_rows, resolve_ring_mode
 from operators.errors import RuleError
+from operators.first_order import first_order
 from operators.kernels.strip import has_data
 from operators.ranks import Ranks
 from operators.ring_dtp_gather import GatherGradients, Wanted, gather_pass
@@ -130,7 +131,7 @@ def ring_dtp(
     Raises:
         RuleError: on every rank, when an input of any rank breaks a rule or the ranks disagree.
     """
-    wrong = _wrong_option(mode, strip_rows, reduction, token_count, gradient_hop)
+    wrong = _wrong_option(mode, strip_rows, reduction, token_count, gradient_hop, ignore_index)
     options = -1  # the table carries it to the other ranks, who would wait for this one otherwise
     if wrong is None:
         options = _MODES.index(mode) * 12 + _REDUCTIONS.index(reduction) * 4
@@ -142,9 +143,9 @@ def ring_dtp(
             weight_shard_VH,
             bias,
             targets_N,
-            ignore_index=ignore_index,
+            ignore_index=ignore_index if wrong is None else -100,
             options=options,
-            token_count=token_count,
+            token_count=token_count if wrong is None else None,
         )
     finally:
         if wrong is not None:
@@ -215,7 +216,7 @@ class _TokenLoss(torch.autograd.Function):
         return head.token_loss(log_sum_exp_N, target_logit_N, targets_N)
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, upstream_N: Tensor) -> tuple[Tensor | None, ...]:
         hidden_NH, weight_VH, bias_V, targets_N, log_sum_exp_N = ctx.saved_tensors
         head: _Head = ctx.head
@@ -265,7 +266,7 @@ class _GatheredLoss(torch.autograd.Function):
         return head.token_loss(parts.log_sum_exp, parts.target_logit, targets_N).sum() * scale
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
         hidden_NH, weight_VH, bias_V, targets_N, scaled_N, *made = ctx.saved_tensors
         head: _Head = ctx.head
@@ -285,8 +286,13 @@ def _same_everywhere(ranks: Ranks, scalar: Tensor) -> bool:
     return all(v == values[0] for v in values)
 
 
-def _wrong_option(
-    mode: str, strip_rows: int | None, reduction: str, token_count: int | None, gradient_hop: str
+def _wrong_option(  # noqa: PLR0917
+    mode: str,
+    strip_rows: object,
+    reduction: str,
+    token_count: object,
+    gradient_hop: str,
+    ignore_index: object,
 ) -> RuleError | None:
     for name, value, allowed in (
         ("mode", mode, _MODES),
@@ -300,12 +306,18 @@ def _wrong_option(
                 remedy=f"Pass one of them as {name}.",
             )
     for name, number, least in (("strip_rows", strip_rows, 1), ("token_count", token_count, 0)):
-        if number is not None and number < least:
+        if number is not None and (not isinstance(number, Integral) or int(number) < least):
             return RuleError(
-                rule=f"{name} is at least {least}",
+                rule=f"{name} is a whole number, at least {least}",
                 value=number,
                 remedy=f"Leave {name} out for its default.",
             )
+    if not isinstance(ignore_index, Integral):
+        return RuleError(
+            rule="ignore_index is a whole number",
+            value=ignore_index,
+            remedy="Pass a number that is no vocabulary id, -100 for example.",
+        )
     return None
 
 

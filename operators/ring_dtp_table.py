@@ -20,7 +20,7 @@ from operators.vocab_shards import VocabShards
 
 _RULES = (
     (
-        "hidden states and the weight shard are matrices [N, H] and [V_r, H] of one dtype and device",
+        "hidden states and the weight shard are matrices [N, H] and [V_r, H] of one dtype",
         "Flatten batch and sequence, and cast both to one dtype.",
     ),
     (
@@ -29,11 +29,22 @@ _RULES = (
     ),
     ("targets are int64 or int32 of shape [N], one per row of hidden", "Flatten the targets like hidden."),
     ("bias is None or [V_r], of the weights' dtype or fp32", "Shard the bias like the weights' rows."),
+    (
+        "hidden states, weights, targets and bias lie on one device",
+        "Move all of them to the device of hidden.",
+    ),
 )
 _DTYPES = (torch.bfloat16, torch.float32, torch.float64)
 # columns of the table; those from _AGREED on must be the same on all ranks
 _PROBLEM, _TOKENS, _ROWS, _COUNTED, _BEYOND, _LAST, _AGREED = range(7)
-_AGREED_NAMES = ("hidden width", "dtype", "bias", "gradients wanted", "mode and options", "token_count")
+_AGREED_NAMES = (
+    "hidden width",
+    "dtype",
+    "bias and its dtype",
+    "gradients wanted",
+    "mode and options",
+    "token_count",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +90,11 @@ def exchange_table(
         mine[_TOKENS], mine[_ROWS] = hidden_NH.shape[0], weight_VH.shape[0]
         grads = [t is not None and t.requires_grad for t in (hidden_NH, weight_VH, bias_V)]
         wanted = sum(1 << i for i, on in enumerate(grads) if on) if torch.is_grad_enabled() else 0
-        agreed = [hidden_NH.shape[1], _DTYPES.index(hidden_NH.dtype), int(bias_V is not None)]
+        agreed = [
+            hidden_NH.shape[1],
+            _DTYPES.index(hidden_NH.dtype),
+            0 if bias_V is None else 1 + _DTYPES.index(bias_V.dtype),
+        ]
         agreed += [wanted, options, -1 if token_count is None else token_count]
         mine[_AGREED:] = torch.tensor(agreed)
     mine = mine.to(hidden_NH.device, non_blocking=True)
@@ -108,19 +123,18 @@ def exchange_table(
 def _first_problem(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor) -> int:
     """1 + index of the first broken rule, or 0."""
     matrices = hidden.dim() == 2 and weight.dim() == 2
-    if not (
-        matrices
-        and hidden.shape[1] == weight.shape[1]
-        and hidden.dtype == weight.dtype
-        and hidden.device == weight.device
-    ):
+    if not (matrices and hidden.shape[1] == weight.shape[1] and hidden.dtype == weight.dtype):
         return 1
     if hidden.dtype not in _DTYPES:
         return 2
     if targets.dtype not in (torch.int64, torch.int32) or targets.shape != hidden.shape[:1]:
         return 3
-    fits = bias is None or (bias.shape == weight.shape[:1] and bias.dtype in (weight.dtype, torch.float32))
-    return 0 if fits else 4
+    if bias is not None and (
+        bias.shape != weight.shape[:1] or bias.dtype not in (weight.dtype, torch.float32)
+    ):
+        return 4
+    devices = {t.device for t in (hidden, weight, targets, bias) if t is not None}
+    return 0 if len(devices) == 1 else 5
 
 
 def _raise_problem(rank: int, problem: int) -> None:

@@ -39,6 +39,12 @@ class Routing:
                 value=(tuple(self.ids_NK.shape), self.ids_NK.dtype),
                 remedy="Pass torch.topk(...).indices, or ids.long().",
             )
+        if self.ids_NK.shape[1] < 1 or self.experts < 1:
+            raise RuleError(
+                rule="a token picks at least one expert, of at least one",
+                value=(self.ids_NK.shape[1], self.experts),
+                remedy="Pass top_k >= 1 columns of ids.",
+            )
 
     @property
     def tokens(self) -> int:
@@ -124,12 +130,21 @@ def route(scores_NE: Tensor, top_k: int, choose: Callable[[Tensor, int], Tensor]
         scores_NE: Router scores.
         top_k: Experts a token picks.
         choose: ``(scores, top_k) -> ids [N, K]``; by default the largest scores, equal ones by lowest id.
+
+    Raises:
+        RuleError: top_k outside ``[1, experts]``.
     """
     replay = _replay.get()
     if replay is not None and replay.next is not None:
         record = replay.records[replay.next]
         replay.next += 1
         return record
+    if not 1 <= top_k <= scores_NE.shape[1]:
+        raise RuleError(
+            rule="1 <= top_k <= experts",
+            value=(top_k, scores_NE.shape[1]),
+            remedy="Pick fewer experts a token.",
+        )
     with torch.no_grad():
         ids_NK = (choose or _largest)(scores_NE.detach(), top_k)
     record = Routing(ids_NK.long(), scores_NE.shape[1])

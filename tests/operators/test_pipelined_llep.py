@@ -141,6 +141,8 @@ def test_unequal_ranks_empty_ranks_and_more_chunks_than_tokens() -> None:
         for tokens in ((9, 0, 5, 1), (0, 0, 3, 0), (0, 0, 0, 0))
         for k, schedule in knobs
     ]
+    # The last rank has no tokens and, with its experts unpicked, no rows either: it still takes part.
+    cases += [Case("one_hot", (2, 0, 3, 0), k, schedule=schedule, migrate=False) for k, schedule in knobs]
     check(4, cases)
 
 
