@@ -537,7 +537,15 @@ def test_sessions_share_a_slab_and_rebalance() -> None:
             assert [s.report().offloaded for s in sessions] == expect
 
         step([4, 2])
-        slab.rebalance()
+        losses = []
+        for session, stack in zip(sessions, (large, small), strict=True):
+            with session:
+                losses.append(stack(_tokens()))
+        for loss in losses:
+            loss.backward()
+        del loss
+        losses.clear()
+        slab.rebalance()  # nobody has asked a session since its graph went
         step([6, 2])
         for session in sessions:
             session.close()
@@ -583,6 +591,8 @@ def test_the_session_dies_with_its_last_user() -> None:
     [
         (lambda: OffloadSession(-1, device="cpu"), "at least 0 bytes"),
         (lambda: OffloadSession(-1, boundary_bytes=8, boundaries=3, device="cpu"), "at least 0 bytes"),
+        (lambda: OffloadSession(9, boundary_bytes=-8, boundaries=3, device="cpu"), "at least 0 bytes"),
+        (lambda: OffloadSession(9, boundary_bytes=8, boundaries=-3, device="cpu"), "at least 0 bytes"),
         (lambda: OffloadSession(2**50, device="cpu"), "host memory"),
         (lambda: OffloadSession(0, slab=BoundarySlab(0), device="cpu"), "brings its own"),
     ],

@@ -138,6 +138,13 @@ def test_another_version_is_refused_before_anything_else() -> None:
         ("[]", r"\$: it is of type object"),
         ('{"schema_version": 1, "schema_version": 1}', "appears once"),
         ('{"schema_version": NaN}', "finite"),
+        ('{"schema_version": ' + "9" * 5000 + "}", "must be JSON"),
+        ("[" * 200_000, "must be JSON"),
+        ("\ufeff{}", "must be JSON"),
+        (
+            json.dumps(_body()).replace('"alpha": 1.0', '"alpha": 1e400'),
+            r"\$.launch.alpha: numbers are finite",
+        ),
     ],
 )
 def test_broken_files_are_refused(tmp_path: Path, text: str, match: str) -> None:
@@ -147,6 +154,8 @@ def test_broken_files_are_refused(tmp_path: Path, text: str, match: str) -> None
         read_launch(path)
     with pytest.raises(RuleError, match="readable"):
         read_launch(tmp_path / "none.json")
+    with pytest.raises(RuleError, match="readable"):
+        read_launch("a\0b")
 
 
 def test_more_tokens_than_planned_are_refused_naming_both() -> None:

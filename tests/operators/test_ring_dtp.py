@@ -240,6 +240,9 @@ def _broken(ranks: Ranks, what: str) -> str:
     hidden, weight = torch.randn(3, 6), torch.randn(4, 6)
     targets = torch.zeros(3, dtype=torch.int64)
     mode: RingMode = "activations"
+    bias, ignore_index, strip_rows = torch.zeros(4), -100, 3
+    if what == "bias":
+        hidden, weight = hidden.bfloat16(), weight.bfloat16()
     if ranks.rank == 1:
         if what == "target":
             targets[1] = 8
@@ -253,12 +256,29 @@ def _broken(ranks: Ranks, what: str) -> str:
             mode = "weights"
         elif what == "word":
             mode = "ring"  # type: ignore[assignment]
+        elif what == "bias":
+            bias = bias.bfloat16()
+        elif what == "device":
+            targets = targets.to("meta")
+        elif what == "ignore":
+            ignore_index = None  # type: ignore[assignment]
+        elif what == "rows":
+            strip_rows = 2.5  # type: ignore[assignment]
         elif what == "width":
             hidden, weight = torch.randn(3, 5), torch.randn(4, 5)
         else:
             weight.requires_grad_()
     try:
-        ring_dtp(hidden, weight, targets, ranks=ranks, mode=mode)
+        ring_dtp(
+            hidden,
+            weight,
+            targets,
+            ranks=ranks,
+            mode=mode,
+            bias=bias,
+            ignore_index=ignore_index,
+            strip_rows=strip_rows,
+        )
     except RuleError as error:
         return error.rule
     return "no error"
@@ -274,6 +294,10 @@ def _broken(ranks: Ranks, what: str) -> str:
         ("mode", "agree on: mode"),
         ("word", "agree on: mode|mode is one of"),
         ("width", "agree on: hidden width"),
+        ("bias", "agree on: bias and its dtype"),
+        ("device", "lie on one device"),
+        ("ignore", "agree on: mode|ignore_index is a whole number"),
+        ("rows", "agree on: mode|strip_rows is a whole number"),
         ("grad", "agree on: gradients"),
     ],
 )
