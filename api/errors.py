@@ -96,9 +96,14 @@ def is_database_fault(error: BaseException) -> bool:
 def plain(value: object) -> object:
     """``value`` as JSON can carry it: scalars as they are, anything else as a short text."""
     if value is None or isinstance(value, (bool, int, str)):
-        return value if not isinstance(value, str) else value[:500]
+        return encodable(value[:500]) if isinstance(value, str) else value
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
     if isinstance(value, (list, tuple)) and len(value) <= 50:
         return [plain(item) for item in value]
-    return str(value)[:500]
+    return encodable(str(value)[:500])
+
+
+def encodable(text: str) -> str:
+    """``text`` as UTF-8 can carry it: halves of surrogate pairs become question marks."""
+    return text.encode("utf-8", "replace").decode("utf-8")

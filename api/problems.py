@@ -19,6 +19,10 @@ from api.errors import broken_rule, is_database_fault, plain
 MEDIA_TYPE = "application/problem+json"
 _LOG = logging.getLogger("flatpeak.api")
 _HTTP_RULES = {
+    400: (
+        "the body must be JSON that can be read",
+        "Send one JSON object in UTF-8, without numbers of thousands of digits and not nested hundreds deep.",
+    ),
     404: ("the address must name something this service has", "See /v1/openapi.json for the addresses."),
     405: ("the address must be called with a method it has", "The Allow header lists the methods."),
     413: ("the body must be below the size limit", "Send less in one request."),

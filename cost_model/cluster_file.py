@@ -17,6 +17,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from cost_model.cluster_spec import ClusterSpec, Figure, GpuSpec, HostSpec, LinkTier
 from cost_model.errors import RuleError
+from cost_model.text_file import read_text
 
 MAX_RANKS = 2**20
 EXPONENT = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+")
@@ -102,7 +103,7 @@ def load_cluster(path: str | Path) -> ClusterSpec:
     """
     file = Path(path)
     try:
-        text = file.read_text(encoding="utf-8")
+        text = read_text(file)
     except (OSError, UnicodeDecodeError) as error:
         raise RuleError(
             rule="a cluster file must be a readable text file",

@@ -18,6 +18,7 @@ from cost_model.hf_fields import ALIASES, LIMITS, Fields
 from cost_model.hf_layers import moe_layer_count, token_mixing
 from cost_model.hf_mixers import Mixer, read_mixer
 from cost_model.model_spec import AttentionSpec, ModelSpec
+from cost_model.text_file import read_text
 
 NESTED = ("text_config", "llm_config", "language_config", "thinker_config")
 """Where multimodal models keep the decoder."""
@@ -57,7 +58,7 @@ def load_hf_config(path: str | Path) -> ModelSpec:
     if file.is_dir():
         file = file / "config.json"
     try:
-        text = file.read_text(encoding="utf-8")
+        text = read_text(file)
     except (OSError, UnicodeDecodeError) as error:
         raise RuleError(
             rule="the model's config.json must be a readable text file",

@@ -213,6 +213,7 @@ def memory_report(
     Raises:
         RuleError: the launch cannot be laid out on this cluster.
     """
+    workload.check_model(model.experts)
     check_launch(model, cluster, launch)
     phases = live_sets(model, cluster, workload, launch, mode)
     peak = max(totals(phases).values())

@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from cost_model.errors import RuleError
 from cost_model.provenance import Estimate, Provenance
@@ -31,6 +31,16 @@ class Rate:
     note: str = ""
 
     def __post_init__(self) -> None:
+        for name, value, known in (
+            ("provenance", self.provenance, _TRUST),
+            ("unit", self.unit, get_args(Unit)),
+        ):
+            if value not in known:
+                raise RuleError(
+                    rule=f"{name} of a rate is one of {', '.join(known)}",
+                    value=value,
+                    remedy="Use one of them.",
+                )
         if not 0 < self.low <= self.value <= self.high or not math.isfinite(self.high):
             raise RuleError(
                 rule="a rate needs 0 < low <= value <= high < infinity",
@@ -251,7 +261,7 @@ class CostModel:
             RuleError: a key is missing or a rate is not a rate.
         """
         try:
-            return CostModel(
+            model = CostModel(
                 id=str(body["id"]),
                 version=int(body["version"]),
                 hardware_id=str(body["hardware_id"]),
@@ -267,12 +277,32 @@ class CostModel:
                 },
                 facts={k: float(v) for k, v in body.get("facts", {}).items()},
             )
-        except (KeyError, TypeError) as error:
+        except RuleError:
+            raise
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
             raise RuleError(
                 rule="a cost model file has id, version, hardware_id, software, created and rates",
-                value=str(error),
+                value=f"{type(error).__name__}: {error}",
                 remedy="Write it with CostModel.to_json.",
             ) from error
+        model._check()
+        return model
+
+    def _check(self) -> None:
+        """Refuse figures that no fit writes: they would only surface as nonsense in a plan."""
+        for what, figures, least in (
+            ("scales", self.scales, 0.0),
+            ("facts", self.facts, 0.0),
+            ("spreads", self.spreads, -math.ulp(0.0)),
+        ):
+            for name, value in figures.items():
+                if not least < value < math.inf:
+                    raise RuleError(
+                        rule=f"{what}.{name} of a cost model must be {'positive' if least == 0 else 'at least 0'}"
+                        " and finite",
+                        value=value,
+                        remedy="Write the file with CostModel.to_json.",
+                    )
 
 
 def content_id(model: CostModel) -> str:

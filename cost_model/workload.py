@@ -6,6 +6,16 @@ from dataclasses import dataclass
 
 from cost_model.errors import RuleError
 
+MAX_TOKENS = 2**40
+"""Of a context or a batch: beyond it a number is a slip of the finger."""
+MAX_IMBALANCE = 1e6
+_MOST = {
+    "context_tokens": MAX_TOKENS,
+    "global_batch_tokens": MAX_TOKENS,
+    "migrated_experts": 100_000,
+    "activation_bytes": 8,
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Workload:
@@ -21,6 +31,14 @@ class Workload:
     """b: bytes per activation scalar."""
 
     def __post_init__(self) -> None:
+        for name, most in _MOST.items():
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value > most:
+                raise RuleError(
+                    rule=f"{name} must be a whole number of at most {most}",
+                    value=value,
+                    remedy="Correct the value.",
+                )
         if self.context_tokens < 1:
             raise RuleError(
                 rule="context_tokens must be at least 1",
@@ -33,9 +51,15 @@ class Workload:
                 value=self.global_batch_tokens,
                 remedy=f"Use {max(1, round(self.global_batch_tokens / self.context_tokens)) * self.context_tokens}.",
             )
-        if self.imbalance < 1:
+        if self.migrated_experts < 0:
             raise RuleError(
-                rule="imbalance is largest over mean load, so it is at least 1",
+                rule="migrated_experts counts guests, so it is at least 0",
+                value=self.migrated_experts,
+                remedy="Use 0 for a router that needs none.",
+            )
+        if not 1 <= self.imbalance <= MAX_IMBALANCE:  # a NaN is refused too
+            raise RuleError(
+                rule=f"imbalance is largest over mean load, so it is from 1 to {MAX_IMBALANCE:g}",
                 value=self.imbalance,
                 remedy="Use 1.0 for a perfectly balanced router.",
             )
@@ -44,4 +68,17 @@ class Workload:
                 rule="activation_bytes must be 2, 4 or 8",
                 value=self.activation_bytes,
                 remedy="Use 2 for bf16.",
+            )
+
+    def check_model(self, experts: int) -> None:
+        """Refuse a workload that a model of ``experts`` routed experts cannot have.
+
+        Raises:
+            RuleError: more guests on a rank than there are experts.
+        """
+        if self.migrated_experts > experts:
+            raise RuleError(
+                rule=f"a rank holds at most the model's {experts} experts as guests (migrated_experts)",
+                value=self.migrated_experts,
+                remedy="Use the largest number that a routing trace showed, or 0.",
             )

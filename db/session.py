@@ -13,6 +13,8 @@ from typing import Any
 
 from alembic import command
 from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine, create_engine, event, text
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, OperationalError
@@ -109,7 +111,38 @@ class Database:
         with self._explained(), self.engine.begin() as connection:
             if self.dialect == "postgresql":
                 connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _MIGRATION_LOCK})
-            command.upgrade(_alembic_config(connection), "head")
+            config = _alembic_config(connection)
+            self._check_revision(connection, config)
+            command.upgrade(config, "head")
+
+    def check_schema(self) -> None:
+        """Hold the schema to the version this release needs.
+
+        Raises:
+            RuleError: it is newer, older, or not there.
+        """
+        with self._explained(), self.engine.connect() as connection:
+            config = _alembic_config(connection)
+            found = self._check_revision(connection, config)
+            head = ScriptDirectory.from_config(config).get_current_head()
+            if found != head:
+                raise RuleError(
+                    rule=f"the database must have the current schema ({head})",
+                    value=found or "no schema",
+                    remedy="Run `flatpeak db migrate` on it first.",
+                )
+
+    def _check_revision(self, connection: Connection, config: Config) -> str | None:
+        """The schema's version, refused when this release has never heard of it."""
+        found = MigrationContext.configure(connection).get_current_revision()
+        known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
+        if found is not None and found not in known:
+            raise RuleError(
+                rule="the database's schema must not be newer than this release of flatpeak",
+                value=f"{self.url}: version {found}",
+                remedy="Use the release that migrated it, or another database.",
+            )
+        return found
 
     def close(self) -> None:
         """Give the connections back."""

@@ -12,13 +12,15 @@ import argparse
 import os
 import sys
 import tempfile
-from math import lcm
+from dataclasses import replace
+from datetime import timedelta
+from math import gcd, lcm
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.multiprocessing.spawn import spawn
+from torch.multiprocessing.spawn import ProcessExitedException, spawn
 from torch.utils.checkpoint import checkpoint
 
 from operators.checkpoint_offload import OffloadSession
@@ -32,6 +34,8 @@ from operators.ring_dtp import ring_dtp
 from operators.routing import route
 from operators.stream_adamw import OffloadStreamAdamW
 from operators.vocab_shards import shard_interval
+
+DEGREES = ("sequence_degree", "expert_degree", "vocab_degree")
 
 
 class Model(nn.Module):
@@ -84,6 +88,7 @@ def train(launch: Launch, tokens: int) -> tuple[float, float]:
     """One optimizer step on this rank; the mean loss of all ranks before and after it."""
     launch.check_tokens(tokens)
     world = ProcessRanks()
+    launch = cut_to(launch, world.size, say=world.rank == 0)
     (experts, expert_copies), (vocab, head_copies) = groups(launch.expert_degree), groups(launch.vocab_degree)
     model, hidden = Model(launch, experts, vocab), launch.model["hidden"]
     session = OffloadSession(
@@ -135,31 +140,66 @@ def train(launch: Launch, tokens: int) -> tuple[float, float]:
     return float(before), float(after)
 
 
+def cut_to(launch: Launch, ranks: int, *, say: bool = False) -> Launch:
+    """The launch on fewer (or other) ranks than it was planned for: each degree cut to the ranks there are.
+
+    A cut degree divides both the planned one and ``ranks``, so experts and vocabulary still divide evenly.
+    What a rank holds grows with the cut: the plan's memory bound is the planned layout's.
+    """
+    planned = {name: getattr(launch, name) for name in DEGREES}
+    cut = {name: gcd(degree, ranks) for name, degree in planned.items()}
+    if say and cut != planned:
+        changes = ", ".join(f"{n} {planned[n]} -> {cut[n]}" for n in DEGREES if cut[n] != planned[n])
+        print(
+            f"{ranks} ranks cannot hold the planned groups: {changes}; the plan's memory bound does not apply"
+        )
+    return replace(
+        launch,
+        sequence_degree=cut["sequence_degree"],
+        expert_degree=cut["expert_degree"],
+        vocab_degree=cut["vocab_degree"],
+    )
+
+
 def groups(degree: int) -> tuple[ProcessRanks, ProcessRanks]:
     """The contiguous group of ``degree`` ranks this rank is in, and the ranks with its place in the others."""
     size, rank = dist.get_world_size(), dist.get_rank()
-    if size % degree:
-        raise RuleError(
-            rule="each degree of the launch divides the number of ranks",
-            value=(degree, size),
-            remedy=f"Start a multiple of {degree} ranks (--nproc-per-node), or plan for {size}.",
-        )
     inside = [dist.new_group(list(range(i, i + degree))) for i in range(0, size, degree)]
     across = [dist.new_group(list(range(i, size, degree))) for i in range(degree)]
     return ProcessRanks(inside[rank // degree]), ProcessRanks(across[rank % degree])
 
 
-def _rank(rank: int, store: str, size: int, path: Path, tokens: int | None) -> None:
+def _rank(rank: int, store: str, size: int, path: Path, asked: tuple[int | None, float]) -> None:
+    """One rank, started by ``spawn`` (``store`` is a file) or by torchrun (``store`` is empty)."""
     torch.set_num_threads(1)
-    if store:
-        dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
-    else:
-        dist.init_process_group("gloo")
-    launch = read_launch(path)
+    launch, (tokens, patience) = read_launch(path), asked
     try:
+        wait = timedelta(seconds=patience)
+        if store:
+            dist.init_process_group(
+                "gloo", init_method=f"file://{store}", rank=rank, world_size=size, timeout=wait
+            )
+        else:
+            dist.init_process_group("gloo", timeout=wait)
         train(launch, min(launch.max_tokens_per_rank, 512) if tokens is None else tokens)
+    except RuleError as error:
+        sys.exit(_refused(error))
+    except RuntimeError as error:  # a rank that never came, or went away: torch names no single class for it
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        missing = RuleError(
+            rule=f"every rank of the job must be there and answer within {patience:g} s",
+            value=lines[0][:300],
+            remedy="See the first rank that ended for the cause, start all of them, or raise --timeout.",
+        )
+        sys.exit(_refused(missing))
     finally:
-        dist.destroy_process_group()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def _refused(error: RuleError) -> int:
+    print(f"{error.rule}\n  got: {error.value!r}\n  remedy: {error.remedy}", file=sys.stderr)
+    return 1
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -169,21 +209,36 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("launch", type=Path, help="a launch.json exported from a plan")
     parser.add_argument("--tokens", type=int, help="tokens per rank; at most the planned N_max")
+    parser.add_argument("--timeout", type=float, default=120.0, help="seconds to wait for the other ranks")
     options = parser.parse_args(argv)
     try:
         launch = read_launch(options.launch)
         if options.tokens is not None:
+            if options.tokens < 1:
+                raise RuleError(
+                    rule="tokens per rank must be at least 1",
+                    value=options.tokens,
+                    remedy="Use for example 512.",
+                )
             launch.check_tokens(options.tokens)
-        if "RANK" in os.environ:  # started by torchrun
-            _rank(0, "", 0, options.launch, options.tokens)
-            return 0
+        if not 1 <= options.timeout <= 86400:
+            raise RuleError(
+                rule="--timeout is from 1 to 86400 seconds",
+                value=options.timeout,
+                remedy="Use for example 120.",
+            )
     except RuleError as error:
-        print(f"{error.rule}\n  got: {error.value!r}\n  remedy: {error.remedy}", file=sys.stderr)
-        return 1
+        return _refused(error)
+    if "RANK" in os.environ:  # started by torchrun
+        _rank(0, "", 0, options.launch, (options.tokens, options.timeout))
+        return 0
     size = lcm(2, launch.sequence_degree, launch.expert_degree, launch.vocab_degree)
     with tempfile.TemporaryDirectory() as folder:
-        arguments = (str(Path(folder) / "store"), size, options.launch, options.tokens)
-        spawn(_rank, arguments, nprocs=size)
+        arguments = (str(Path(folder) / "store"), size, options.launch, (options.tokens, options.timeout))
+        try:
+            spawn(_rank, arguments, nprocs=size)
+        except ProcessExitedException as error:  # the rank has said why
+            return error.exit_code
     return 0
 
 

@@ -11,6 +11,9 @@ from cost_model.errors import RuleError
 from cost_model.model_spec import ModelSpec
 from cost_model.workload import Workload
 
+MAX_BATCHES = 64
+"""Micro-batch sizes weighed per sequence degree. Batches of everyday size have fewer divisors and lose none."""
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class Batch:
@@ -25,6 +28,14 @@ def divisors(value: int) -> list[int]:
     """All divisors, rising."""
     small = [d for d in range(1, int(value**0.5) + 1) if value % d == 0]
     return sorted({*small, *(value // d for d in small)})
+
+
+def spread(sizes: list[int]) -> list[int]:
+    """At most ``MAX_BATCHES`` of rising sizes, evenly by rank, the least and the greatest among them."""
+    if len(sizes) <= MAX_BATCHES:
+        return sizes
+    last = len(sizes) - 1
+    return [sizes[round(i * last / (MAX_BATCHES - 1))] for i in range(MAX_BATCHES)]
 
 
 def check_cluster(cluster: ClusterSpec) -> None:
@@ -84,7 +95,10 @@ def vocab_degrees(model: ModelSpec, world: int) -> list[int]:
 def batches(
     model: ModelSpec, cluster: ClusterSpec, workload: Workload, fixed: Mapping[str, Any]
 ) -> Iterator[Batch]:
-    """Every (D, N, accumulation) with N = s*context/D a whole number and N*W dividing the global batch."""
+    """Every (D, N, accumulation) with N = s*context/D a whole number and N*W dividing the global batch.
+
+    Where a batch has more than ``MAX_BATCHES`` such sizes for a degree, an even selection of them.
+    """
     check_cluster(cluster)
     world = cluster.world_size
     _check_pins(model, world, fixed)
@@ -97,7 +111,10 @@ def batches(
         # s sequences per group at a time: s * groups must divide the sequences of the whole batch.
         if sequences % groups:
             continue
-        for per_group in divisors(sequences // groups):
+        sizes = divisors(sequences // groups)
+        if not fixed.keys() & {"max_tokens_per_rank", "accumulation_steps"}:
+            sizes = spread(sizes)
+        for per_group in sizes:
             tokens = per_group * context // degree
             steps = sequences // (groups * per_group)
             if fixed.get("max_tokens_per_rank", tokens) != tokens:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,7 +17,7 @@ from tuner.proposals import Known, propose
 from tuner.proposals_model import Candidate
 from tuner.proposals_sweep import suggest_next
 from tuner.registry import OperatorAdapter, check_provider, load_adapter
-from tuner.space import Config, Knob, Space, config_id
+from tuner.space import Config, Knob, Scalar, Space, config_id
 from tuner.sweep_spec import SweepSpec, parse_sweep, read_sweep_file
 from tuner.trial import Leases, memory_limit_bytes, over_limit
 
@@ -120,16 +121,22 @@ def _chosen(space: Space, spec: SweepSpec) -> Space:
                 value=wrong[0],
                 remedy=f"Choose among {list(legal)}.",
             )
-        if knob.kind == "ordered" and (
-            wrong := [v for v in values if not isinstance(v, int | float) or v < 0]
-        ):
+        if knob.kind == "ordered" and (wrong := [v for v in values if not _sized(name, v)]):
+            whole = "" if name.endswith("_share") else ", whole"
             raise RuleError(
-                rule=f"values of {name} must be numbers, not negative",
+                rule=f"values of {name} must be numbers: finite{whole}, not negative",
                 value=wrong[0],
                 remedy="Correct the value.",
             )
     chosen = space.narrowed(spec.space)
     return Space(tuple(_sorted(knob) for knob in chosen.knobs))
+
+
+def _sized(name: str, value: Scalar) -> bool:
+    """Whether an ordered knob may take the value: shares are real, everything else is a count."""
+    if not isinstance(value, int | float) or not 0 <= value < math.inf:
+        return False
+    return name.endswith("_share") or float(value).is_integer()
 
 
 def _sorted(knob: Knob) -> Knob:

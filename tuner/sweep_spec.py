@@ -10,6 +10,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from cost_model.errors import RuleError
+from cost_model.text_file import read_text
 from tuner.executors.base import Timers
 from tuner.space import Scalar
 
@@ -111,19 +112,13 @@ def read_sweep_file(path: str | Path) -> SweepSpec:
     """
     path = Path(path)
     try:
-        if path.stat().st_size > _MAX_FILE_BYTES:
-            raise RuleError(
-                rule=f"a sweep file has at most {_MAX_FILE_BYTES} bytes",
-                value=path.stat().st_size,
-                remedy="Name the sweep file itself.",
-            )
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path, _MAX_FILE_BYTES)
         data = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
     except (OSError, UnicodeDecodeError) as error:
         raise RuleError(
             rule="a sweep file must be readable text", value=str(path), remedy=f"Check the path: {error}."
         ) from error
-    except (yaml.YAMLError, json.JSONDecodeError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: JSON, or an endless number
         raise RuleError(
             rule="a sweep file must be YAML or JSON", value=str(path), remedy=f"Correct it: {error}"
         ) from error

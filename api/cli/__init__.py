@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import typer
 
@@ -35,6 +37,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The reader went away (`flatpeak ... | head`): nothing is wrong, and nothing more can be printed.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        if not _is_stdout(error):
+            raise
+        return _no_output(error, as_json=as_json)
     except Exception as error:
         broken = broken_rule(error)
         if broken is None and isinstance(error, _USAGE_ERROR):
@@ -46,6 +52,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
         emit_error(*broken, as_json=as_json)
         return exit_code(error)
     return code if isinstance(code, int) else 0
+
+
+def _is_stdout(error: OSError) -> bool:
+    """Whether standard output is what failed: closed by the caller, or on a full disk."""
+    if error.filename is not None:
+        return False
+    try:
+        os.write(1, b"")
+    except OSError:
+        return True
+    return error.errno in (errno.ENOSPC, errno.EIO, errno.EBADF)
+
+
+def _no_output(error: OSError, *, as_json: bool) -> int:
+    emit_error(
+        "standard output must be open and have room",
+        error.strerror or str(error),
+        "Send the output somewhere that takes it, or free some space.",
+        as_json=as_json,
+    )
+    # What is left in the buffer cannot be written; the interpreter would try once more at its end.
+    sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
+    return 1
 
 
 def _usage(error: Exception, words: list[str]) -> tuple[str, object, str]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
@@ -30,6 +32,8 @@ err = Console(stderr=True, highlight=False)
 
 def emit_json(payload: object) -> None:
     """Print ``payload`` as the command's one JSON object."""
+    if sys.stdout is None:  # started with standard output closed
+        raise OSError(errno.EBADF, os.strerror(errno.EBADF))
     sys.stdout.write(json.dumps(payload, indent=2, allow_nan=False) + "\n")
     sys.stdout.flush()
 

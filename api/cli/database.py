@@ -47,6 +47,7 @@ def check(database: DatabaseOption = None, as_json: JsonFlag = False) -> None:
 
     store = Database(database)
     store.ping()
+    store.check_schema()
     with store.reading() as session:
         active = len(SweepRepository(session).active())
     url = store.url

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from errno import EISDIR
+from os import getpid
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -70,17 +72,35 @@ def _plan(text: str, database: str | None) -> dict[str, Any]:
 def write_whole(path: Path, text: str) -> None:
     """Write a file so that it is there whole or not at all.
 
+    A link is followed; a pipe or a device (``/dev/stdout``) is written to, never replaced.
+
     Raises:
-        Failure: the folder is missing or not writable.
+        Failure: the folder is missing or not writable, or the path is a folder.
     """
-    part = path.with_name(f".{path.name}.part")
     try:
-        part.write_text(text, encoding="utf-8")
-        part.replace(path)
-    except OSError as error:
-        part.unlink(missing_ok=True)
+        target = path.resolve()
+        if target.is_dir():
+            raise IsADirectoryError(EISDIR, "it is a folder")
+        if target.exists() and not target.is_file():
+            target.write_text(text, encoding="utf-8")
+        else:
+            _replace(target, text)
+    except (OSError, ValueError) as error:  # ValueError: a name with a NUL byte
         raise Failure(
             rule="the output file must be writable",
             value=str(path),
-            remedy=f"Check the folder ({error.strerror}).",
+            remedy=f"Give the path of a file in a folder you may write to ({_why(error)}).",
         ) from error
+
+
+def _replace(target: Path, text: str) -> None:
+    part = target.with_name(f".{target.name}.{getpid()}.part")
+    try:
+        part.write_text(text, encoding="utf-8")
+        part.replace(target)
+    finally:  # a signal between the two leaves nothing behind either
+        part.unlink(missing_ok=True)
+
+
+def _why(error: Exception) -> str:
+    return error.strerror or str(error) if isinstance(error, OSError) else str(error)

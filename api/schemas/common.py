@@ -4,21 +4,49 @@ from __future__ import annotations
 
 import base64
 import binascii
+import re
 from datetime import UTC, datetime
 from typing import Generic, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from api.errors import BadRequest
 
 Item = TypeVar("Item")
 MAX_PAGE = 500
+_UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 
 
 class Body(BaseModel):
     """A request body: an unknown key is an error, never silently dropped."""
 
     model_config = ConfigDict(extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _storable(cls, data: object) -> object:
+        """Text that no database takes (NUL, half a surrogate pair) is refused wherever it stands."""
+        bad = unstorable(data)
+        if bad is not None:
+            raise ValueError(f"text must not hold {bad}")
+        return data
+
+
+def unstorable(data: object) -> str | None:
+    """The first character inside ``data`` (keys too) that PostgreSQL or UTF-8 has no room for."""
+    stack = [data]
+    while stack:
+        value = stack.pop()
+        if isinstance(value, str):
+            found = _UNSTORABLE.search(value)
+            if found:
+                return f"U+{ord(found[0]):04X}"
+        elif isinstance(value, dict):
+            stack.extend(value.keys())
+            stack.extend(value.values())
+        elif isinstance(value, list):
+            stack.extend(value)
+    return None
 
 
 class Page(BaseModel, Generic[Item]):

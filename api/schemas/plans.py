@@ -7,10 +7,10 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from api.schemas.common import Body
+from cost_model.workload import MAX_IMBALANCE, MAX_TOKENS
 
 StoredId = Annotated[str, Field(pattern=r"^[a-z]{2,4}_[0-9a-z]{1,32}$", max_length=40)]
 PresetName = Annotated[str, Field(min_length=1, max_length=64)]
-MAX_TOKENS = 2**40
 MAX_NODES = 100_000
 MAX_RANKS = 2**20
 
@@ -55,7 +55,7 @@ class WorkloadBody(Body):
 
     context_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)]
     global_batch_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)]
-    imbalance: Annotated[float, Field(ge=1, le=1e6)] = 1.3
+    imbalance: Annotated[float, Field(ge=1, le=MAX_IMBALANCE)] = 1.3
     migrated_experts: Annotated[int, Field(ge=0, le=100_000)] = 0
     activation_bytes: Literal[2, 4, 8] = 2
 

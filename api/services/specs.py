@@ -13,13 +13,14 @@ from sqlalchemy.orm import Session
 
 from api.errors import NotFound
 from api.schemas.plans import ClusterRef, ModelRef
-from cost_model.cluster_file import load_cluster, read_cluster
+from cost_model.cluster_file import MAX_RANKS, load_cluster, read_cluster
 from cost_model.cluster_spec import ClusterSpec
 from cost_model.errors import RuleError
 from cost_model.hf_config import read_hf_config
 from cost_model.launch import LaunchConfig
 from cost_model.model_spec import ModelSpec
 from cost_model.presets import PRESET_NAMES, preset
+from cost_model.text_file import read_text
 from db.repositories import ClusterRepository, ModelRepository
 
 Spec = TypeVar("Spec")
@@ -36,19 +37,15 @@ def read_mapping(path: Path, what: str) -> dict[str, Any]:
         RuleError: no such file, or not one JSON object; the remedy names line and column.
     """
     try:
-        body = json.loads(path.read_text(encoding="utf-8"))
+        body = json.loads(read_text(path))
     except (OSError, UnicodeDecodeError) as error:
         raise RuleError(
             rule=f"{what} must be a readable file",
             value=str(path),
             remedy=f"Check the path ({_os_text(error)}).",
         ) from error
-    except (json.JSONDecodeError, RecursionError) as error:
-        where = (
-            f"line {error.lineno} column {error.colno}"
-            if isinstance(error, json.JSONDecodeError)
-            else "depth"
-        )
+    except (RecursionError, ValueError) as error:  # ValueError: JSON, or a number of thousands of digits
+        where = _place(error)
         raise RuleError(
             rule=f"{what} must be valid JSON", value=f"{path}: {where}", remedy=f"Mend it there: {error}."
         ) from error
@@ -59,6 +56,12 @@ def read_mapping(path: Path, what: str) -> dict[str, Any]:
             remedy="Put the fields into one object.",
         )
     return body
+
+
+def _place(error: Exception) -> str:
+    if isinstance(error, json.JSONDecodeError):
+        return f"line {error.lineno} column {error.colno}"
+    return "depth" if isinstance(error, RecursionError) else "a number"
 
 
 def _os_text(error: Exception) -> str:
@@ -108,6 +111,12 @@ def with_nodes(cluster: ClusterSpec, nodes: int | None) -> ClusterSpec:
             rule="a cluster of several nodes must give a link tier of scope 'cluster'",
             value=nodes,
             remedy="Add the network between nodes to the cluster's tiers.",
+        )
+    if nodes * cluster.gpus_per_node > MAX_RANKS:
+        raise RuleError(
+            rule=f"a cluster has at most {MAX_RANKS} ranks",
+            value=nodes * cluster.gpus_per_node,
+            remedy=f"Use at most {max(1, MAX_RANKS // cluster.gpus_per_node)} nodes.",
         )
     return dataclasses.replace(cluster, nodes=nodes)
 
@@ -177,9 +186,12 @@ def launch_from_mapping(body: Mapping[str, Any]) -> LaunchConfig:
         raise RuleError(
             rule="launch must be an object", value=inner, remedy="Give a file that flatpeak exported."
         )
-    known = {field.name for field in dataclasses.fields(LaunchConfig)}
-    knobs = {"lambda_" if key == "lambda" else key: value for key, value in inner.items()}
-    return read_spec(LaunchConfig, {key: value for key, value in knobs.items() if key in known}, "launch")
+    knobs = {
+        "lambda_" if key == "lambda" else key: value
+        for key, value in inner.items()
+        if key != "schema_version"
+    }
+    return read_spec(LaunchConfig, knobs, "launch")
 
 
 def read_spec(kind: type[Spec], body: Mapping[str, Any], what: str) -> Spec:

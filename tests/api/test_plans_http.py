@@ -158,3 +158,54 @@ def test_metrics_count_sweeps_and_requests(served: Served) -> None:
     text = served.client.get("/metrics").text
     assert 'flatpeak_sweeps{state="queued"} 1.0' in text
     assert 'flatpeak_requests_total{method="GET",route="/v1/sweeps",status="200"} 1.0' in text
+
+
+_TEXTS = {"nul": "a\x00b", "half a pair": "\ud800", "other half": "a\udfff"}
+
+
+@pytest.mark.parametrize("text", _TEXTS.values(), ids=_TEXTS.keys())
+@pytest.mark.parametrize(
+    ("address", "path"),
+    [
+        ("/v1/plans", ("model", "name")),
+        ("/v1/plans", ("model", "example")),
+        ("/v1/plans", ("model", "hf_config", "model_type")),
+        ("/v1/plans", ("cluster", "preset")),
+        ("/v1/sweeps", ("name",)),
+        ("/v1/sweeps", ("shape", "dtype")),
+        ("/v1/models", ("name",)),
+    ],
+)
+def test_text_that_no_database_can_hold_is_refused_wherever_it_stands(
+    served: Served, address: str, path: tuple[str, ...], text: str
+) -> None:
+    body: dict[str, Any] = copy.deepcopy(REQUEST) if address == "/v1/plans" else {"hf_config": CONFIG}
+    if address == "/v1/sweeps":
+        body = {"operator": "ring_dtp", "target": {"ranks": 1}, "shape": {}, "space": {"strip_rows": [16]}}
+    place = body
+    for key in path[:-1]:
+        place = place.setdefault(key, {})
+    place[path[-1]] = text
+    answer = served.client.post(
+        address, content=json.dumps(body), headers={"Content-Type": "application/json"}
+    )
+    assert answer.status_code == 422
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert "U+" in answer.json()["rule"]
+
+
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity", "1.5", "-1", '"16"'])
+def test_a_knob_that_counts_takes_finite_whole_numbers(served: Served, value: str) -> None:
+    shape = '{"tokens_per_rank": 64, "hidden": 32, "vocab": 128, "dtype": "float32"}'
+    space = f'{{"strip_rows": [{value}]}}'
+    body = f'{{"operator": "ring_dtp", "target": {{"ranks": 1}}, "shape": {shape}, "space": {space}}}'
+    answer = served.client.post("/v1/sweeps", content=body, headers={"Content-Type": "application/json"})
+    assert answer.status_code == 422
+    assert "strip_rows" in answer.json()["rule"]
+
+
+@pytest.mark.parametrize("body", ["[" * 100_000, '{"workload": ' + "9" * 5000 + "}", b'{"a": "\xff"}'])
+def test_json_that_cannot_be_read_is_told_so(served: Served, body: str | bytes) -> None:
+    answer = served.client.post("/v1/plans", content=body, headers={"Content-Type": "application/json"})
+    assert answer.status_code == 400
+    assert answer.json()["rule"].startswith("the body must be")

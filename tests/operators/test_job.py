@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from examples.job import main, train
-from operators.errors import RuleError
+from examples.job import cut_to, main, train
 from operators.launch import parse_launch
 from operators.ranks import Ranks
 from tests.gang import gang
@@ -69,16 +72,53 @@ def test_replicated_experts_and_heads_take_one_step_together() -> None:
     assert after < before
 
 
-def _refused(ranks: Ranks) -> str:
-    try:
-        train(parse_launch(_body(expert_degree=4)), _TOKENS)
-    except RuleError as error:
-        return str(error)
-    return "ran"
+@pytest.mark.parametrize("degrees", [(4, 4, 4), (8, 2, 4), (1, 4, 1)])
+def test_a_launch_planned_for_larger_groups_runs_on_the_ranks_there_are(
+    degrees: tuple[int, int, int],
+) -> None:
+    names = ("sequence_degree", "expert_degree", "vocab_degree")
+    cut = {name: min(degree, 2) for name, degree in zip(names, degrees, strict=True)}
+    asked = gang(2).run(_train, _body(**dict(zip(names, degrees, strict=True))))
+    assert asked == gang(2).run(_train, _body(**cut))
 
 
-def test_a_degree_that_does_not_divide_the_ranks_is_refused() -> None:
-    assert all("divides the number of ranks (got (4, 2))" in text for text in gang(2).run(_refused))
+def test_degrees_are_cut_to_common_divisors_and_it_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
+    launch = parse_launch(_body(sequence_degree=8, expert_degree=4, vocab_degree=12))
+    for ranks in (1, 2, 3, 6, 8, 24):
+        cut = cut_to(launch, ranks)
+        for degree, planned in (
+            (cut.expert_degree, 4),
+            (cut.vocab_degree, 12),
+            (cut.sequence_degree, 8),
+        ):
+            assert ranks % degree == planned % degree == 0
+    assert capsys.readouterr().out == ""
+    assert cut_to(launch, 24, say=True) == launch
+    assert capsys.readouterr().out == ""
+    cut_to(launch, 6, say=True)
+    said = capsys.readouterr().out
+    assert said.count("\n") == 1
+    assert "sequence_degree 8 -> 2, expert_degree 4 -> 2, vocab_degree 12 -> 6" in said
+
+
+def test_a_rank_that_never_comes_ends_the_job_with_a_reason(tmp_path: Path) -> None:
+    path = tmp_path / "launch.json"
+    path.write_text(json.dumps(_body()))
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    alone = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    run = subprocess.run(
+        [sys.executable, "-m", "examples.job", str(path), "--tokens", "8", "--timeout", "1"],
+        env={**os.environ, **alone},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert run.returncode == 1
+    assert "every rank of the job must be there" in run.stderr
+    assert "Traceback" not in run.stderr
 
 
 def test_more_tokens_than_planned_end_before_anything_starts(

@@ -8,6 +8,8 @@ from typing import Any
 
 from cost_model.errors import RuleError
 from cost_model.launch import SCHEMA_VERSION
+from operators.errors import RuleError as OperatorRuleError
+from operators.launch import parse_launch
 
 _MODEL_KEYS = ("name", "hidden", "layers", "vocab", "experts", "top_k", "expert_intermediate")
 
@@ -34,7 +36,7 @@ def export_launch(plan: Mapping[str, Any]) -> dict[str, Any]:
             value=plan["verdict"],
             remedy="Follow the plan's what_would_fit: a shorter context or more GPUs, then plan again.",
         )
-    return {
+    content = {
         "schema_version": SCHEMA_VERSION,
         "flatpeak_version": version("flatpeak"),
         "plan_id": plan.get("id"),
@@ -42,3 +44,10 @@ def export_launch(plan: Mapping[str, Any]) -> dict[str, Any]:
         "model": {key: plan["model"][key] for key in _MODEL_KEYS},
         "launch": dict(plan["launch"]),
     }
+    try:
+        parse_launch(content)  # what the job would refuse is refused here
+    except OperatorRuleError as error:
+        raise RuleError(
+            rule=error.rule, value=error.value, remedy="Plan again and export that plan."
+        ) from None
+    return content
