@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from api.cli.console import DatabaseOption, JsonFlag, emit_json, out
+from api.errors import RuleError, UnreachableDatabase
 
 
 def register(app: typer.Typer) -> None:
@@ -47,7 +48,10 @@ def check(database: DatabaseOption = None, as_json: JsonFlag = False) -> None:
 
     store = Database(database)
     store.ping()
-    store.check_schema()
+    try:
+        store.check_schema()
+    except RuleError as error:  # the request was right, the database is not: exit code 1
+        raise UnreachableDatabase(rule=error.rule, value=error.value, remedy=error.remedy) from error
     with store.reading() as session:
         active = len(SweepRepository(session).active())
     url = store.url
