@@ -14,7 +14,6 @@ import csv
 import json
 import os
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -29,6 +28,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.checkpoint_offload_stack import GPT_OSS_20B, TINY, Meter, Shape, Stack
+from benchmarks.rows import COLUMNS, commit, hardware_id
 from operators.bounds.checkpoint_offload import boundary_bytes, locked_bytes, offloaded_count
 from operators.checkpoint_offload import OPERATOR_VERSION, OffloadReport, OffloadSession
 from operators.checkpoint_offload_gain import offload_gain
@@ -36,10 +36,6 @@ from operators.dry_run import PeakTracker
 
 _GIB = 2**30
 _SHARES = (0, 25, 50, 75, 100)
-COLUMNS = [
-    *("operator", "provider", "config_json", "shape_json", "pass", "rank", "repeat", "seconds"),
-    *("allocated_bytes", "reserved_bytes", "peak_source", "hardware_id", "operator_version", "commit"),
-]
 
 
 @dataclass
@@ -232,7 +228,7 @@ def rows(bench: Bench, runs: list[Run]) -> list[dict[str, object]]:
         "boundaries": shape.boundaries,
         "dtype": str(shape.dtype).removeprefix("torch."),
     }
-    hardware, commit = _hardware_id(), _commit()
+    hardware, revision = hardware_id(), commit()
     found: list[dict[str, object]] = []
     for run in runs:
         config = {"host_budget_bytes": run.report.locked_bytes if run.report is not None else 0}
@@ -251,28 +247,10 @@ def rows(bench: Bench, runs: list[Run]) -> list[dict[str, object]]:
                 "cuda" if bench.cuda else "tracked",
                 hardware,
                 OPERATOR_VERSION,
-                commit,
+                revision,
             )
             found.append(dict(zip(COLUMNS, values, strict=True)))
     return found
-
-
-def _hardware_id() -> str:
-    try:
-        from tuner.fingerprint import local_hardware_id
-    except ImportError:  # the base install has torch only
-        return torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
-    return local_hardware_id()
-
-
-def _commit() -> str:
-    try:
-        done = subprocess.run(
-            ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-        )
-    except OSError:
-        return "unknown"
-    return done.stdout.strip() or "unknown"
 
 
 @contextmanager

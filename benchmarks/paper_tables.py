@@ -284,7 +284,7 @@ def run_all(options: argparse.Namespace) -> Json:
 
 def write_samples(found: Json, path: Path) -> None:
     """One line a rank, pass and repeat."""
-    from benchmarks.pipelined_llep import COLUMNS
+    from benchmarks.rows import COLUMNS
 
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, COLUMNS)

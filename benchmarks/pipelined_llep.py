@@ -14,7 +14,6 @@ import argparse
 import csv
 import json
 import statistics
-import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -28,6 +27,7 @@ from torch.utils.checkpoint import checkpoint
 
 from benchmarks.pipelined_llep_checks import kernel_checks
 from benchmarks.pipelined_llep_curves import Shape, Variant, curves, floor_by_rows, policy_chunks
+from benchmarks.rows import COLUMNS, commit, hardware_id
 from operators.dispatch_launch import DispatchLaunch
 from operators.dry_run import PeakTracker
 from operators.expert_baselines import llep, standard_ep
@@ -36,22 +36,6 @@ from operators.pipelined_llep import OPERATOR_VERSION, pipelined_llep
 from operators.ranks import LoopbackRanks
 from operators.routing import Routing
 
-COLUMNS = [
-    "operator",
-    "provider",
-    "config_json",
-    "shape_json",
-    "pass",
-    "rank",
-    "repeat",
-    "seconds",
-    "allocated_bytes",
-    "reserved_bytes",
-    "peak_source",
-    "hardware_id",
-    "operator_version",
-    "commit",
-]
 POLICY_FLOPS = 680e12  # bf16 expert matmuls of one H200, as measured; only the chunk policies read it
 SLOW_MODE = 1.06  # above this multiple of the fastest repeat a run counts as the slow mode
 
@@ -286,23 +270,6 @@ def variants(shape: Shape) -> list[Variant]:
     ]
 
 
-def hardware_id(device: torch.device) -> str:
-    if device.type != "cuda":
-        return "cpu"
-    p = torch.cuda.get_device_properties(device)
-    return f"{p.name}-cc{p.major}{p.minor}-sm{p.multi_processor_count}-{p.total_memory // 2**20}MiB"
-
-
-def commit() -> str:
-    try:
-        found = subprocess.run(
-            ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True
-        )
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-    return found.stdout.strip()
-
-
 def rows_of(result: Result, hardware: str, revision: str) -> list[dict[str, Any]]:
     v = result.variant
     shared = {
@@ -377,7 +344,7 @@ def main() -> int:
                 lines.append(f"{variant.label} failed: {type(error).__name__}: {str(error)[:200]}")
                 continue
             results.append(result)
-            writer.writerows(rows_of(result, hardware_id(device), revision))
+            writer.writerows(rows_of(result, hardware_id(), revision))
             file.flush()
             print(line(result), flush=True)
     if cuda and args.curves:

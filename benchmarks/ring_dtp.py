@@ -13,7 +13,6 @@ import csv
 import gc
 import json
 import statistics
-import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -24,6 +23,7 @@ from torch import Tensor
 
 from benchmarks.ring_dtp_check import self_check
 from benchmarks.ring_dtp_peers import Gemms, peers
+from benchmarks.rows import COLUMNS, commit, hardware_id
 from operators.bounds.ring_dtp import default_strip_rows, ring_dtp_terms
 from operators.dry_run import PeakTracker, dry_run
 from operators.head_baselines import materialised_head
@@ -31,10 +31,6 @@ from operators.ranks import LoopbackRanks
 from operators.ring_dtp import OPERATOR_VERSION, GradientHop, RingMode, ring_dtp
 
 _GIB = 2**30
-COLUMNS = [
-    *("operator", "provider", "config_json", "shape_json", "pass", "rank", "repeat", "seconds"),
-    *("allocated_bytes", "reserved_bytes", "peak_source", "hardware_id", "operator_version", "commit"),
-]
 
 
 @dataclass
@@ -283,7 +279,7 @@ def _line(row: Row) -> str:
 
 def write_rows(bench: Bench, path: Path) -> None:
     """Samples, one a repeat."""
-    hardware, commit = _hardware_id(), _commit()
+    hardware, revision = hardware_id(), commit()
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(COLUMNS)
@@ -298,25 +294,7 @@ def write_rows(bench: Bench, path: Path) -> None:
             for repeat, seconds in enumerate(row.seconds):
                 values = ["ring_dtp", row.provider, json.dumps(row.config), json.dumps(shape), row.pass_, 0]
                 values += [repeat, seconds, row.allocated, row.reserved, "cuda" if bench.cuda else "tracked"]
-                writer.writerow([*values, hardware, OPERATOR_VERSION, commit])
-
-
-def _hardware_id() -> str:
-    try:
-        from tuner.fingerprint import local_hardware_id
-    except ImportError:  # the base install has torch only
-        return torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
-    return local_hardware_id()
-
-
-def _commit() -> str:
-    try:
-        done = subprocess.run(
-            ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-        )
-    except OSError:
-        return "unknown"
-    return done.stdout.strip() or "unknown"
+                writer.writerow([*values, hardware, OPERATOR_VERSION, revision])
 
 
 def main() -> None:

@@ -22,7 +22,8 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.stream_adamw_bench import COLUMNS, Barrier, Bench, Result, write
+from benchmarks.rows import COLUMNS
+from benchmarks.stream_adamw_bench import Barrier, Bench, Result, write
 from benchmarks.stream_adamw_check import self_check
 from benchmarks.stream_adamw_peers import Direction, deepspeed_adamw
 from benchmarks.stream_adamw_study import split_study

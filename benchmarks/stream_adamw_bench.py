@@ -6,7 +6,6 @@ import argparse
 import csv
 import json
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -16,16 +15,13 @@ from typing import Any, Protocol
 
 import torch
 
+from benchmarks.rows import COLUMNS, commit, hardware_id
 from benchmarks.stream_adamw_peers import Direction, SerialCpuAdamW, link_seconds, synchronize
 from operators.bounds.stream_adamw import host_bytes
 from operators.dry_run import PeakTracker
 from operators.pinned_slab import PinnedSlab
 from operators.stream_adamw import OPERATOR_VERSION, OffloadStreamAdamW
 
-COLUMNS = [
-    *("operator", "provider", "config_json", "shape_json", "pass", "rank", "repeat", "seconds"),
-    *("allocated_bytes", "reserved_bytes", "peak_source", "hardware_id", "operator_version", "commit"),
-]
 _MIB, _GIB = 2**20, 2**30
 
 
@@ -80,7 +76,7 @@ class Bench:
         ]
         for p in self.params:
             p.grad = torch.randn(p.shape, device=self.device, dtype=torch.bfloat16)
-        self.result = Result(rank, n, 4 * n, _hardware_id(), "cuda" if self.cuda else "tracked")
+        self.result = Result(rank, n, 4 * n, hardware_id(), "cuda" if self.cuda else "tracked")
         wanted = [
             SerialCpuAdamW.bytes_needed(self.params),
             host_bytes(params=n + 64, bucket_params=50 * self.unit, staging_slots=6, engine="host"),
@@ -160,7 +156,7 @@ class Bench:
 
 def write(path: Path, results: list[Result], active_gpus: int) -> None:
     """Append samples in the project's form, one a repeat."""
-    commit, new = _commit(), not path.exists()
+    revision, new = commit(), not path.exists()
     with path.open("a", newline="") as file:
         writer = csv.writer(file)
         if new:
@@ -185,24 +181,6 @@ def write(path: Path, results: list[Result], active_gpus: int) -> None:
                             result.peak_source,
                             result.hardware_id,
                             OPERATOR_VERSION,
-                            commit,
+                            revision,
                         ]
                     )
-
-
-def _hardware_id() -> str:
-    try:
-        from tuner.fingerprint import local_hardware_id
-    except ImportError:  # the base install has torch only
-        return torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
-    return local_hardware_id()
-
-
-def _commit() -> str:
-    try:
-        done = subprocess.run(
-            ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-        )
-    except OSError:
-        return "unknown"
-    return done.stdout.strip() or "unknown"
