@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,6 +18,16 @@ class DispatchLoad:
     """Most rows received in one chunk; at least what happens, exact where no expert is split."""
     migrated_experts: int
     """Most guests computed for others, or copies of own experts sent out, whichever is more."""
+
+
+@lru_cache(maxsize=2)
+def _ids(profile: str, tokens: int, experts: int, top_k: int, ranks: int) -> tuple[Tensor, ...]:
+    """Every rank's ids: drawing them costs seconds at full size, and all values of K ask for the same."""
+    from operators.routing import profile as make_profile
+
+    return tuple(
+        make_profile(profile, tokens, experts, top_k, rank, ranks=ranks).ids_NK for rank in range(ranks)
+    )
 
 
 @lru_cache(maxsize=4096)
@@ -42,12 +56,10 @@ def dispatch_load(
     import torch
 
     from operators.least_loaded import plan_least_loaded
-    from operators.routing import profile as make_profile
 
     counts_PCE = torch.zeros(ranks, chunks, experts, dtype=torch.int64)
     chunk_N1 = torch.arange(tokens).remainder(chunks).unsqueeze(1)
-    for rank in range(ranks):
-        ids_NK = make_profile(profile, tokens, experts, top_k, rank, ranks=ranks).ids_NK
+    for rank, ids_NK in enumerate(_ids(profile, tokens, experts, top_k, ranks)):
         keys = (chunk_N1 * experts + ids_NK).flatten()
         counts_PCE[rank] = torch.bincount(keys, minlength=chunks * experts).view(chunks, experts)
     loads = counts_PCE.sum((0, 1)).tolist()
