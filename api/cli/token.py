@@ -24,6 +24,7 @@ def register(app: typer.Typer) -> None:
 
 
 def create(
+    *,
     name: Annotated[str, typer.Option("--name", metavar="NAME", help="Whose token it is.")] = "default",
     scope: Annotated[
         list[str] | None,
