@@ -22,13 +22,11 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.rows import COLUMNS
 from benchmarks.stream_adamw_bench import Barrier, Bench, Result, write
 from benchmarks.stream_adamw_check import self_check
 from benchmarks.stream_adamw_peers import Direction, deepspeed_adamw
 from benchmarks.stream_adamw_study import split_study
 
-__all__ = ["COLUMNS", "main"]
 _MIB, _GIB = 2**20, 2**30
 _BETAS = (1, 2, 5, 10, 20, 50, 100, 400)
 _SLOTS = (1, 2, 3, 5)

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.checkpoint_offload import COLUMNS, main, race_check
+from benchmarks.checkpoint_offload import main, race_check
+from benchmarks.rows import COLUMNS
 
 
 def test_the_peak_falls_as_predicted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.stream_adamw import COLUMNS, main
+from benchmarks.rows import COLUMNS
+from benchmarks.stream_adamw import main
 
 
 def test_the_tiny_benchmark(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
