@@ -256,7 +256,7 @@ def _remarks(problem: Problem, launch: LaunchConfig, reports: Mapping[Mode, Memo
             f"Experts are replicated {problem.cluster.world_size // launch.expert_degree} times (E_p ="
             f" {launch.expert_degree}): their weights and gradients are counted over E_p, not over all ranks."
         )
-    if launch.host_budget_bytes == 0:
+    if launch.host_budget_bytes == 0 and reports[problem.mode].verdict == "fits":
         remarks.append("Boundary offload: no gain here; the launch fits with all boundaries on the device.")
     other: Mode = "guarantee" if problem.mode == "expected" else "expected"
     if reports[other].verdict != reports[problem.mode].verdict:

@@ -9,6 +9,7 @@ import typer
 
 from api.cli.console import JsonFlag, emit_json, out, table
 from api.cli.plan import (
+    ActivationBytesOption,
     BatchOption,
     ClusterOption,
     ContextOption,
@@ -37,6 +38,7 @@ def check(
     nodes: NodesOption = None,
     imbalance: ImbalanceOption = 1.3,
     migrated_experts: MigratedOption = 0,
+    activation_bytes: ActivationBytesOption = 2,
     as_json: JsonFlag = False,
 ) -> None:
     """Predict the memory of a given launch in both modes.
@@ -54,7 +56,13 @@ def check(
 
     spec = model_from_file(model)
     machine = cluster_from_text(cluster, nodes)
-    workload = Workload(context, global_batch_tokens, imbalance=imbalance, migrated_experts=migrated_experts)
+    workload = Workload(
+        context,
+        global_batch_tokens,
+        imbalance=imbalance,
+        migrated_experts=migrated_experts,
+        activation_bytes=activation_bytes,
+    )
     knobs = launch_from_mapping(read_mapping(launch, "a launch file"))
     reports = {mode: memory_report(spec, machine, workload, knobs, mode=mode) for mode in MODES}
     if as_json:

@@ -10,8 +10,9 @@ from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
+from rich.console import Console, Group
 from rich.table import Table
+from rich.text import Text
 
 from api.errors import plain
 
@@ -54,19 +55,20 @@ def emit_error(rule: str, value: object, remedy: str, *, as_json: bool) -> None:
 
 def table(
     title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, numeric: Iterable[int] = ()
-) -> Table:
-    """A plain table; columns listed in ``numeric`` are aligned right."""
+) -> Group:
+    """A title over a plain table; columns listed in ``numeric`` are aligned right."""
     right = set(numeric)
-    built = Table(
-        title=title, title_justify="left", title_style="bold", header_style="bold", box=None, pad_edge=False
-    )
+    built = Table(header_style="bold", box=None, pad_edge=False, show_header=any(columns))
     for index, column in enumerate(columns):
-        built.add_column(column, justify="right" if index in right else "left", overflow="fold")
+        # an id is to be copied: it keeps its line while any other column can give way
+        built.add_column(
+            column, justify="right" if index in right else "left", overflow="fold", no_wrap=column == "id"
+        )
     for row in rows:
         built.add_row(*row)
-    return built
+    return Group(Text(title, style="bold"), built)  # a Table's own title wraps at the table's width
 
 
-def facts(title: str, pairs: Iterable[tuple[str, Any]]) -> Table:
+def facts(title: str, pairs: Iterable[tuple[str, Any]]) -> Group:
     """A two-column table of names and values."""
     return table(title, ("", ""), [(name, str(value)) for name, value in pairs])

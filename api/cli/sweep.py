@@ -33,7 +33,7 @@ _SHOWN = 20
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    group = typer.Typer(help="Create or resume a sweep and run it here; list, show and cancel sweeps.")
+    group = typer.Typer(help="Run a sweep file here (`flatpeak sweep FILE`); list, show and cancel sweeps.")
     group.command("run")(run)
     group.command("list")(show_all)
     group.command("show")(show)
@@ -48,7 +48,7 @@ def _run_by_default() -> Any:
     class RunByDefault(TyperGroup):
         def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
             words = [word for word in args if not word.startswith("-")]
-            if words and words[0] not in self.commands and "--help" not in args:
+            if words and words[0] not in self.commands:
                 args = ["run", *args]
             return super().parse_args(ctx, args)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,14 @@ import pytest
 
 from api.cli import main
 from api.cli.fit import finite
+from api.cli.serve import serve
 from cost_model.cluster_file import cluster_to_mapping
 from cost_model.presets import preset
 from db.session import Database
 from tests.api.seed import seed_sweep, spec
 
-MODELS = Path(__file__).parents[2] / "examples" / "models"
+ROOT = Path(__file__).parents[2]
+MODELS = ROOT / "examples" / "models"
 PLAN = ["plan", "--model", str(MODELS / "gpt-oss-20b.json"), "--cluster", "hgx-h200", "--nodes", "1"]
 WORK = ["--context", "131072", "--global-batch-tokens", "524288"]
 COMMANDS = (
@@ -80,6 +83,19 @@ def test_help_teaches_with_an_example_and_has_json(
     assert "--json" in ran.out
 
 
+def test_a_sweep_file_before_help_is_no_command(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = Ran(capsys, "sweep", "mine.yaml", "--help")
+    assert asked.code == 0
+    assert "--resume" in asked.out
+    assert "flatpeak sweep FILE" in Ran(capsys, "sweep", "--help").out
+
+
+def test_the_port_of_the_readme_is_the_default() -> None:
+    readme = (ROOT / "README.md").read_text()
+    port = signature(serve).parameters["port"].default
+    assert f"flatpeak serve                           # http://127.0.0.1:{port}/" in readme
+
+
 def test_no_command_is_wrong_use(capsys: pytest.CaptureFixture[str]) -> None:
     assert Ran(capsys).code == 2
     assert Ran(capsys, "sweep").code == 2
@@ -107,6 +123,8 @@ def test_a_plan_that_fits(capsys: pytest.CaptureFixture[str], tmp_path: Path, da
     assert checked.code == 0
     assert checked.json["expected"]["footprint_bytes"] == plan["memory"]["footprint_bytes"]
     assert "footprint" in Ran(capsys, "check", str(launch), *PLAN[1:], *WORK).out
+    wide = Ran(capsys, "check", str(launch), *PLAN[1:], *WORK, "--activation-bytes", "4", "--json")
+    assert wide.json["expected"]["footprint_bytes"] > checked.json["expected"]["footprint_bytes"]
 
 
 def test_a_plan_that_does_not_fit_says_what_would(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -216,6 +234,7 @@ def test_sweeps_are_listed_shown_and_cancelled(
     assert [item["id"] for item in listed["items"]] == [waiting.sweep_id, done.sweep_id]
     shown = Ran(capsys, "sweep", "show", done.sweep_id, "--database", database_url)
     assert "45.0 ms" in shown.out or "44.9 ms" in shown.out
+    assert shown.out.startswith(f"{done.sweep_id}  ")
     assert (
         len(Ran(capsys, "sweep", "show", done.sweep_id, "--database", database_url, "--json").json["items"])
         == 8
@@ -223,6 +242,18 @@ def test_sweeps_are_listed_shown_and_cancelled(
     assert Ran(capsys, "sweep", "cancel", waiting.sweep_id, "--database", database_url).code == 0
     assert Ran(capsys, "sweep", "cancel", waiting.sweep_id, "--database", database_url).code == 1
     assert Ran(capsys, "sweep", "show", "swp_none", "--database", database_url, "--json").code == 2
+
+
+def test_an_id_stays_whole_on_a_narrow_terminal(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    database: Database,
+    database_url: str,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    done = seed_sweep(database)
+    for words in (("sweep", "list"), ("sweep", "show", done.sweep_id)):
+        assert done.sweep_id in Ran(capsys, *words, "--database", database_url).out.split()
 
 
 def test_a_queued_sweep_is_resumed_by_its_file(

@@ -76,6 +76,13 @@ def test_paper_667b_does_not_fit_one_h100_node_and_says_what_would() -> None:
     assert again.verdict == "fits"
 
 
+def test_what_does_not_fit_is_not_said_to_fit_without_offload() -> None:
+    plan = planned("deepseek-v3", "hgx-h200", 2, 131072, 524288)
+    assert plan.verdict == "does_not_fit"
+    assert plan.launch.host_budget_bytes == 0
+    assert not any("the launch fits" in warning for warning in plan.warnings)
+
+
 def test_longest_context_really_fits_and_a_longer_one_does_not() -> None:
     cluster = gpu_cluster(hbm_gib=5.0)
     work = Workload(1 << 23, 1 << 26)
