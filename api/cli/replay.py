@@ -133,7 +133,7 @@ def _print(one: Table, summaries: list[Summary]) -> None:
     rows: list[tuple[Any, ...]] = [
         (
             s.strategy,
-            f"{s.reached_median:g}",
+            "never" if s.reached_median > s.trials else f"{s.reached_median:g}",
             "never" if s.reached_worst > s.trials else str(s.reached_worst),
             f"{s.launched_median:g}",
             f"{s.infeasible_median:g}",

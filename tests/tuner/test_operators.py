@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -28,6 +29,11 @@ SHAPES: dict[str, dict[str, Any]] = {
     "checkpoint_offload": {"tokens_per_rank": 32, "hidden": 16, "intermediate": 24, "boundaries": 5},
     "stream_adamw": {"params": 4000},
 }
+
+
+@pytest.mark.parametrize("operator", operator_names())
+def test_rows_carry_the_version_of_the_operator_that_ran(operator: str) -> None:
+    assert load_adapter(operator).version == import_module(f"operators.{operator}").OPERATOR_VERSION
 
 
 def _ends(operator: str, provider: str) -> list[Config]:

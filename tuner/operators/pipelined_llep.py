@@ -44,7 +44,7 @@ class PipelinedLlepAdapter:
     """
 
     name = "pipelined_llep"
-    version = 1
+    version = 3
     providers = ("flatpeak", "llep", "standard_ep", "nested")
 
     def shape(self, given: Mapping[str, Any], ranks: int) -> Shape:
