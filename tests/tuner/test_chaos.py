@@ -27,7 +27,7 @@ from tests.tuner import chaos_adapter as chaos
 from tuner.sweep import create_sweep, parse_sweep
 
 # half a minute on an idle machine: most of it is processes that start, again and again
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.soak]
 
 _MARK = "FLATPEAK_CHAOS"
 _ALLOWANCE_S = 540.0
