@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import sqrt
-from statistics import mean, median, stdev
+from statistics import fmean, median, stdev
 
+from cost_model import samples
 from cost_model.errors import RuleError
-
-# The slow mode lies 12 to 56 % above the fast one; less is noise within one mode.
-_GAP = 1.12
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,24 +23,17 @@ class Modes:
 
 
 def split_modes(seconds: Sequence[float]) -> Modes:
-    """Cut the repeats at the widest relative gap, when it is wide enough to be a second mode.
+    """The modes as the cost model tells them apart (:func:`cost_model.samples.split_modes`), in figures.
 
     Raises:
         RuleError: no repeats, or a time that is not positive.
     """
-    ordered = sorted(seconds)
-    if not ordered or not ordered[0] > 0:
+    if not seconds or not min(seconds) > 0:
         raise RuleError(
             rule="modes are told apart in at least one positive time",
             value=list(seconds),
             remedy="Measure again.",
         )
-    cut, widest = len(ordered), _GAP
-    for i in range(1, len(ordered)):
-        ratio = ordered[i] / ordered[i - 1]
-        if ratio >= widest:
-            cut, widest = i, ratio
-    slow = ordered[cut:]
-    fast = ordered[:cut]
-    noise = stdev(fast) / mean(fast) / sqrt(len(fast)) if len(fast) > 1 else 0.0
-    return Modes(median(fast), median(slow) if slow else None, len(slow) / len(ordered), noise)
+    fast, slow = samples.split_modes(seconds)
+    noise = stdev(fast) / fmean(fast) / sqrt(len(fast)) if len(fast) > 1 else 0.0
+    return Modes(median(fast), median(slow) if slow else None, len(slow) / (len(fast) + len(slow)), noise)

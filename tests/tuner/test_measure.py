@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import gc
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cost_model.errors import RuleError
+from cost_model.samples import split_modes as fitted_modes
 from operators.ranks import Ranks
 from tests.gang import gang
 from tests.tuner import toy
@@ -32,6 +36,22 @@ def test_a_slow_mode_is_reported_with_its_share_and_not_averaged() -> None:
 def test_the_widest_gap_is_the_cut() -> None:
     assert split_modes([1.0, 1.2, 3.0]).slow_s == 3.0
     assert split_modes([2.0]).fast_s == 2.0
+
+
+def test_repeats_that_scatter_evenly_are_one_mode_and_so_are_two_repeats() -> None:
+    assert (split_modes([1.0, 1.13, 1.27, 1.43]).fast_s, split_modes([1.0, 1.13, 1.27, 1.43]).slow_s) == (
+        1.2,
+        None,
+    )
+    assert split_modes([1.0, 1.3]).slow_s is None
+
+
+@given(st.lists(st.floats(0.01, 10.0), min_size=1, max_size=9))
+def test_modes_are_those_that_the_cost_model_fits_to(seconds: list[float]) -> None:
+    fast, slow = fitted_modes(seconds)
+    modes = split_modes(seconds)
+    assert modes.fast_s == median(fast)
+    assert (modes.slow_s is None, modes.slow_share) == (not slow, len(slow) / len(seconds))
 
 
 @pytest.mark.parametrize("seconds", [[], [0.0, 1.0]])
