@@ -24,7 +24,8 @@ RAMP = 8.0
 class GroupLinks:
     """What one rank of a group sends where: the shares of its bytes that leave it, by tier.
 
-    Groups are contiguous ranks, node by node, so a group of g lies inside a node when g divides the node.
+    Groups are contiguous ranks, node by node, so a group of g lies inside a node when g divides the node. Where no
+    share leaves a rank of a larger group (loopback), what would travel is copied in its own memory.
     """
 
     size: int
@@ -54,6 +55,11 @@ class GroupLinks:
         return GroupLinks(size, (inside - 1) / size, (size - inside) / size)
 
     @property
+    def absent(self) -> bool:
+        """Whether there are no links: a group of one, or one rank in loopback."""
+        return self.node_share <= 0 and self.cluster_share <= 0
+
+    @property
     def slowest(self) -> Scope:
         """Tier of the slowest hop of a ring through the group."""
         return "cluster" if self.cluster_share > 0 else "node"
@@ -61,8 +67,8 @@ class GroupLinks:
 
 def all_to_all_seconds(rates: RateView, links: GroupLinks, sent_bytes: Number) -> Number:
     """One all-to-all in which a rank emits ``sent_bytes`` in total (its own part included): max over tiers."""
-    if links.size <= 1:
-        return 0.0 * sent_bytes
+    if links.absent:
+        return _copied_seconds(rates, links, sent_bytes)
     time: Number = 0.0 * sent_bytes
     for scope, share in (("node", links.node_share), ("cluster", links.cluster_share)):
         if share > 0:
@@ -74,10 +80,16 @@ def all_to_all_seconds(rates: RateView, links: GroupLinks, sent_bytes: Number) -
     return time
 
 
+def _copied_seconds(rates: RateView, links: GroupLinks, moved_bytes: Number) -> Number:
+    """Nothing moves in a group of one; in loopback bytes are read and written where they lie."""
+    passes = 0.0 if links.size <= 1 else 2.0
+    return passes * moved_bytes / rates["hbm_bytes_per_s"]
+
+
 def ring_hop_seconds(rates: RateView, links: GroupLinks, hop_bytes: Number) -> Number:
     """One neighbour exchange of ``hop_bytes``, at the pace of the ring's slowest link."""
-    if links.size <= 1:
-        return 0.0 * hop_bytes
+    if links.absent:
+        return _copied_seconds(rates, links, hop_bytes)
     scope = links.slowest
     return rates[f"ring_{scope}_alpha_s"] + hop_bytes / rates[f"ring_{scope}_bytes_per_s"]
 
@@ -88,8 +100,8 @@ def gather_seconds(rates: RateView, links: GroupLinks, whole_bytes: Number) -> N
     A group over several nodes moves whole / gpus-in-node over the slow tier per card when the library runs one
     ring per card, so each tier carries its own share of the peers, and the slower tier decides.
     """
-    if links.size <= 1:
-        return 0.0 * whole_bytes
+    if links.absent:
+        return _copied_seconds(rates, links, whole_bytes)
     node = (
         rates["ring_node_alpha_s"] + whole_bytes * links.node_share / rates["ring_node_bytes_per_s"]
         if links.node_share > 0

@@ -85,7 +85,11 @@ def sample_seconds(rates: RateView, operator: str, values: Mapping[str, Any], pa
     )
 
 
-def _links(ranks: int) -> GroupLinks:
+def _links(values: Mapping[str, Any]) -> GroupLinks:
+    """Where the rank's bytes go; a rank in loopback has a group and no links."""
+    ranks = int(values["ranks"])
+    if values.get("loopback"):
+        return GroupLinks(ranks, 0.0, 0.0)
     return GroupLinks(ranks, (ranks - 1) / ranks, 0.0)
 
 
@@ -109,7 +113,7 @@ def _dispatch(rates: RateView, values: Mapping[str, Any], backward: bool) -> flo
     schedule = str(values.get("dispatch_schedule", "serial"))
     return float(
         dispatch_seconds(
-            rates, shape, _links(ranks), float(-(-tokens // chunk)), schedule=schedule, backward=backward
+            rates, shape, _links(values), float(-(-tokens // chunk)), schedule=schedule, backward=backward
         )
     )
 
@@ -121,7 +125,7 @@ def _head(rates: RateView, values: Mapping[str, Any], backward: bool) -> float:
         head_seconds(
             rates,
             shape,
-            _links(ranks),
+            _links(values),
             ring_mode=str(values.get("ring_mode", "auto")),
             strip_rows=float(min(tokens, int(values.get("strip_rows") or tokens))),
             backward=backward,

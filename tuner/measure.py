@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from operators.dry_run import PeakTracker
-from operators.ranks import Ranks
+from operators.ranks import LoopbackRanks, Ranks
 from tuner.front import SLOWEST_MODE, Point, out_of_reach
 from tuner.registry import OperatorAdapter, Runnable
 from tuner.space import Config
@@ -33,6 +33,7 @@ class MeasureRequest:
         front: (peak bytes, seconds) of points already measured. When it is not empty, a point that needs as much
             memory as one of them and is slower, whatever its mode, is stopped after its first repeat.
         slack: how far a first repeat may lie above the fast mode.
+        loopback: the one rank plays rank 0 of a group of so many; its results are checked in a group of one.
     """
 
     adapter: str
@@ -43,6 +44,7 @@ class MeasureRequest:
     repeats: int = 3
     front: list[Point] = field(default_factory=list)
     slack: float = SLOWEST_MODE
+    loopback: int | None = None
 
     def payload(self) -> dict[str, Any]:
         """JSON for the ranks."""
@@ -71,6 +73,9 @@ def measure_rank(ranks: Ranks, payload: dict[str, Any], report: Report) -> dict[
     request = MeasureRequest(**payload)
     adapter: OperatorAdapter = load(request.adapter)
     cuda = request.device == "cuda"
+    whole: Ranks = ranks
+    if request.loopback is not None:
+        ranks, whole = LoopbackRanks(1), LoopbackRanks(request.loopback)
     report({"phase": "check"})
     error, tolerance = adapter.reference_check(
         request.shape, request.config, ranks, request.device, request.provider
@@ -79,7 +84,7 @@ def measure_rank(ranks: Ranks, payload: dict[str, Any], report: Report) -> dict[
     if cuda:
         torch.cuda.empty_cache()
     report({"phase": "build"})
-    runnable = adapter.build(request.shape, request.config, ranks, request.device, request.provider)
+    runnable = adapter.build(request.shape, request.config, whole, request.device, request.provider)
     if cuda:
         torch.cuda.empty_cache()  # what building left behind is not the operator's reserved memory
     warmups = _warm_up(runnable, ranks, request.device, report)

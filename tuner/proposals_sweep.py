@@ -45,8 +45,8 @@ def suggest_next(
     problem = Problem.of(
         adapter.name,
         spec.provider,
-        shape=spec.shape,
-        ranks=spec.target.ranks,
+        shape=spec.group_shape,
+        ranks=spec.target.group_size,
         space=space,
         candidates=candidates,
         prior=prior,
@@ -81,7 +81,7 @@ def _older(
     if not frames:
         return prior, []
     found, _ = observations(pd.concat(frames, ignore_index=True), hardware_id)
-    found.sort(key=lambda one: _unlike(one, spec.shape, spec.target.ranks))
+    found.sort(key=lambda one: _unlike(one, spec.group_shape, spec.target.group_size))
     return prior, found[:_MOST_WARM]
 
 

@@ -35,6 +35,7 @@ __all__ = [
 ]
 
 _AT_ONCE = ("grid", "random")
+_IN_LOOPBACK = ("pipelined_llep", "ring_dtp")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,7 @@ class _Points:
     space: Space
 
     def new_trial(self, config: Config, strategy: str, limit_bytes: int | None) -> NewTrial:
-        ranks = self.spec.target.ranks
+        ranks = self.spec.target.group_size
         terms = self.adapter.bound_bytes(self.spec.shape, config, ranks, self.spec.provider)
         bound = sum(terms.values())
         rejected = None if limit_bytes is None else over_limit(bound, limit_bytes)
@@ -92,21 +93,27 @@ class _Points:
 
     def candidates(self) -> list[Candidate]:
         """Every point with its bound."""
-        ranks, shape, provider = self.spec.target.ranks, self.spec.shape, self.spec.provider
+        ranks, shape, provider = self.spec.target.group_size, self.spec.shape, self.spec.provider
         return [
             Candidate(config, sum(self.adapter.bound_bytes(shape, config, ranks, provider).values()))
             for config in self.all()
         ]
 
     def canonical(self, config: Config) -> Config:
-        return self.adapter.canonical(self.spec.shape, config, self.spec.target.ranks)
+        return self.adapter.canonical(self.spec.shape, config, self.spec.target.group_size)
 
 
 def _points(spec: SweepSpec) -> _Points:
     adapter = load_adapter(spec.operator)
     check_provider(adapter, spec.provider)
-    shape = adapter.shape(spec.shape, spec.target.ranks)
-    space = adapter.space(shape, spec.target.ranks, spec.provider)
+    if spec.target.loopback is not None and adapter.name not in _IN_LOOPBACK:
+        raise RuleError(
+            rule=f"loopback stands in for the peers of an operator that has some: {', '.join(_IN_LOOPBACK)}",
+            value=adapter.name,
+            remedy="Leave target.loopback out: every rank of this operator works alone.",
+        )
+    shape = adapter.shape(spec.shape, spec.target.group_size)
+    space = adapter.space(shape, spec.target.group_size, spec.provider)
     return _Points(adapter, spec.model_copy(update={"shape": shape}), _chosen(space, spec))
 
 
@@ -196,7 +203,7 @@ def _store(
         ):
             return known
         sweep = SweepRepository(session).create(
-            name=spec.name or f"{points.adapter.name} on {spec.target.ranks} ranks",
+            name=spec.name or f"{points.adapter.name} on {_ranks_in_words(spec)}",
             operator=points.adapter.name,
             provider=spec.provider,
             strategy=spec.strategy,
@@ -214,6 +221,11 @@ def _store(
             sweep.id, [points.new_trial(c, spec.strategy, spec.memory_limit_bytes) for c in configs]
         )
         return sweep.id
+
+
+def _ranks_in_words(spec: SweepSpec) -> str:
+    loopback = spec.target.loopback
+    return f"{spec.target.ranks} ranks" if loopback is None else f"1 rank of {loopback} (loopback)"
 
 
 def _first_configs(points: _Points) -> list[Config]:

@@ -25,18 +25,28 @@ class _Strict(BaseModel):
 class Target(_Strict):
     """What a sweep runs on: so many ranks of a device, on one kind of hardware or on any.
 
-    Ranks stand on one node, or evenly on ``nodes`` of them: contiguous ranks, node by node.
+    Ranks stand on one node, or evenly on ``nodes`` of them: contiguous ranks, node by node. With ``loopback`` one
+    rank plays its part in a group of so many that are not there: what peers would send are local copies of the
+    right size, so memory and compute are true and link time is absent.
     """
 
     ranks: int = Field(ge=1, le=4096)
     nodes: int = Field(default=1, ge=1, le=512)
+    loopback: int | None = Field(default=None, ge=2, le=4096)
     device: Literal["cpu", "cuda"] = "cpu"
     hardware_id: str | None = Field(default=None, max_length=128)
+
+    @property
+    def group_size(self) -> int:
+        """Ranks of the group that the operator talks through."""
+        return self.loopback or self.ranks
 
     @model_validator(mode="after")
     def _nodes_are_equally_full(self) -> Self:
         if self.ranks % self.nodes:
             raise ValueError(f"{self.ranks} ranks do not divide over {self.nodes} nodes")
+        if self.loopback is not None and self.ranks != 1:
+            raise ValueError(f"loopback is one rank's part of a group: ranks must be 1, not {self.ranks}")
         return self
 
 
@@ -71,6 +81,13 @@ class SweepSpec(_Strict):
     seed: int = Field(default=0, ge=0, lt=2**31)
     prune: bool | None = None
     timers: TimerSpec = Field(default_factory=TimerSpec)
+
+    @property
+    def group_shape(self) -> dict[str, Any]:
+        """The shape as samples keep it: with loopback the group's size belongs to it, and that nobody was there."""
+        if self.target.loopback is None:
+            return self.shape
+        return {**self.shape, "ranks": self.target.loopback, "loopback": True}
 
     @property
     def prunes(self) -> bool:

@@ -154,6 +154,7 @@ def _launch(
         repeats=spec.repeats,
         front=known,
         slack=spread,
+        loopback=spec.target.loopback,
     )
     task = GangTask(
         function="tuner.measure:measure_rank",
@@ -314,7 +315,7 @@ def _store(database: Database, claim: Claim, spec: SweepSpec, site: Site, answer
             answer.samples,
             operator=adapter.name,
             provider=spec.provider,
-            shape=spec.shape,
+            shape=spec.group_shape,
             ranks=spec.target.ranks,
             hardware_id=site.hardware_id,
             operator_version=adapter.version,
