@@ -131,7 +131,8 @@ def cases() -> list[Case]:
 
 def eight_gpu_model() -> CostModel:
     """The model of two cards, fitted to their rows, for a node of eight."""
-    from benchmarks.two_gpus_errors import joined_model, with_routing
+    from benchmarks.two_gpus_errors import joined_model
+    from tuner.routing_rows import with_routing
 
     samples = pd.read_csv(TWO_GPU_ROWS)
     hardware_id = str(samples["hardware_id"].iloc[0])

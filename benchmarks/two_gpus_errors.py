@@ -26,7 +26,7 @@ from cost_model.rates import CostModel, content_id
 from cost_model.reference.machines import ONE_H200, TWO_H200
 from cost_model.sample_formulas import sample_seconds
 from cost_model.samples import observations
-from tuner.routing_numbers import profile_loads, routing_numbers
+from tuner.routing_rows import with_routing
 
 ONE_GPU_ROWS = Path(__file__).parent / "results" / "nvidia-h200-x1"
 # A transfer to oneself is a copy inside the card: read and written at half its memory rate.
@@ -122,27 +122,6 @@ def joined_model(hardware_id: str, cluster: ClusterSpec = TWO_H200) -> CostModel
         links, rates=rates, scales=alone.scales, hardware_id=hardware_id, parent_id=alone.id, id=""
     )
     return replace(body, id=content_id(body))
-
-
-def with_routing(samples: pd.DataFrame) -> pd.DataFrame:
-    """Dispatch rows with what their profile means as numbers: imbalance after balancing, guests, send ratio."""
-    known: dict[str, str] = {}
-
-    def numbers(text: str, ranks: int) -> str:
-        shape = json.loads(text)
-        loads = profile_loads(shape["profile"], shape["tokens_per_rank"], shape["experts"], shape["top_k"])
-        found = routing_numbers(loads, ranks, min_rows=shape.get("min_rows", 1024))
-        shape |= {"imbalance": found.balanced_imbalance, "migrated_experts": found.migrated_experts}
-        shape |= {"send_ratio": found.send_ratio, "ranks": ranks}
-        return json.dumps(shape, sort_keys=True)
-
-    out = samples.copy()
-    mine = out["operator"] == "pipelined_llep"
-    ranks = int(out["rank"].max()) + 1
-    for text in out.loc[mine, "shape_json"].unique():
-        known[text] = numbers(text, ranks)
-    out.loc[mine, "shape_json"] = out.loc[mine, "shape_json"].map(known)
-    return out
 
 
 def errors(cost: CostModel, samples: pd.DataFrame) -> Rows:

@@ -1,4 +1,7 @@
-"""Routing as numbers: what a router's loads mean for a launch, by the planner that the operator itself runs."""
+"""Routing as numbers: what a router's loads mean for a launch, by the planner that the operator itself runs.
+
+Shape suffixes: P sources (the expert ranks), E experts.
+"""
 
 from __future__ import annotations
 
@@ -74,10 +77,22 @@ def _skew(name: str, detail: str, experts: int) -> tuple[float, int]:
 
 
 def routing_numbers(
-    loads: Sequence[int], ranks: int, *, alpha: float = 1.0, min_rows: int = 1024, switch: float = 1.3
+    loads: Sequence[int] | Sequence[Sequence[int]] | np.ndarray,
+    ranks: int,
+    *,
+    alpha: float = 1.0,
+    min_rows: int = 1024,
+    switch: float = 1.3,
 ) -> RoutingNumbers:
-    """Plans one layer for ``loads`` rows per expert from EACH of ``ranks`` sources and says what comes of it."""
-    whole = [count * ranks for count in loads]
+    """Plans one layer for ``loads`` and says what comes of it.
+
+    Args:
+        loads: rows per expert ``[E]`` from EACH of ``ranks`` sources, or source by source ``[E_p, E]``.
+    """
+    sent_PE = np.asarray(loads, dtype=np.int64)
+    if sent_PE.ndim == 1:
+        sent_PE = np.tile(sent_PE, (ranks, 1))
+    whole = [int(count) for count in sent_PE.sum(axis=0)]
     plan = plan_least_loaded(whole, ranks, alpha=alpha, min_rows=min_rows, switch=switch)
     rows = plan.rank_rows()
     total = sum(rows)
@@ -85,17 +100,18 @@ def routing_numbers(
         imbalance=max(1.0, imbalance(whole, ranks)),
         balanced_imbalance=max(rows) * ranks / total if total else 1.0,
         migrated_experts=max(len(plan.guests(rank)) for rank in range(ranks)),
-        send_ratio=_send_ratio(plan, loads, ranks),
+        send_ratio=_send_ratio(plan, sent_PE),
     )
 
 
-def _send_ratio(plan: LeastLoadedPlan, loads: Sequence[int], ranks: int) -> float:
+def _send_ratio(plan: LeastLoadedPlan, sent_PE: np.ndarray) -> float:
     """Sources hold consecutive parts of an expert's global list, so a piece takes its rows from a few of them."""
+    ranks = len(sent_PE)
     sends = np.zeros((ranks, ranks))
-    sources = np.arange(ranks)
+    ends_PE = sent_PE.cumsum(axis=0)
     for expert, pieces in enumerate(plan.intervals):
-        first = sources * loads[expert]
-        last = first + loads[expert]
+        last = ends_PE[:, expert]
+        first = last - sent_PE[:, expert]
         for rank, start, end in pieces:
             sends[:, rank] += np.clip(np.minimum(last, end) - np.maximum(first, start), 0, None)
     return float(sends.max() / sends.mean()) if sends.any() else 1.0

@@ -56,6 +56,7 @@ def fit(
     from api.services.specs import cluster_from_text
     from api.services.store import open_database
     from cost_model.calibration import fit as fit_samples
+    from tuner.routing_rows import with_routing
 
     machine = cluster_from_text(cluster, None) if cluster else None
     store = open_database(database)
@@ -64,7 +65,7 @@ def fit(
             samples = _samples(session, sweep)
             wanted = _hardware(samples, hardware_id or (machine.hardware_id if machine else None))
             prior, prior_from = _prior(session, wanted, machine)
-        result = fit_samples(samples, prior, software=_software(samples, wanted))
+        result = fit_samples(with_routing(samples), prior, software=_software(samples, wanted))
         report: dict[str, Any] = finite(result.report.to_json())
         answer: dict[str, Any] = {
             "hardware_id": wanted,

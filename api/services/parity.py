@@ -15,6 +15,7 @@ from cost_model.rates import CostModel
 from cost_model.sample_formulas import FITTED
 from cost_model.samples import Observation, observations
 from db.repositories import SampleRepository
+from tuner.routing_rows import with_routing
 
 MOST_POINTS = 2000
 
@@ -29,7 +30,7 @@ def parity(session: Session, cost_model_id: str) -> list[ParityPoint]:
     samples = SampleRepository(session).frame(hardware_id=cost.hardware_id)
     if samples.empty:
         return []
-    rows, _ = observations(samples, cost.hardware_id)
+    rows, _ = observations(with_routing(samples), cost.hardware_id)
     known = [row for row in rows if row.operator in FITTED][:MOST_POINTS]
     with ONE_AT_A_TIME, warnings.catch_warnings():
         # A point outside the model's own region says so by its wide interval.

@@ -8,8 +8,9 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from benchmarks.two_gpus_errors import errors, joined_model, one_gpu_fit, summary, table, with_routing
+from benchmarks.two_gpus_errors import errors, joined_model, one_gpu_fit, summary, table
 from cost_model.sample_formulas import sample_seconds
+from tuner.routing_rows import with_routing
 
 LAYER: dict[str, Any] = {
     "tokens_per_rank": 4096,
