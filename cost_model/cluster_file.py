@@ -17,7 +17,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from cost_model.cluster_spec import ClusterSpec, Figure, GpuSpec, HostSpec, LinkTier
 from cost_model.errors import RuleError
+from cost_model.field_rules import sentence
 from cost_model.text_file import read_text
+from cost_model.topology_file import TopologyEntry, check_topology, topology_to_mapping
 
 MAX_RANKS = 2**20
 EXPONENT = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+")
@@ -93,6 +95,8 @@ class _Cluster(_Entry):
     max_chunk_tokens: Annotated[int, Field(ge=1)] | None = None
     outside_allocator_bytes: NumberOrZero = _Zeroable(value=3.0 * 2**30, source="assumed")
     allocator_slack_fraction: NumberOrZero = _Zeroable(value=0.06, source="assumed")
+    topology: TopologyEntry | None = None
+    notes: Annotated[list[Annotated[str, Field(max_length=1000)]], Field(max_length=1000)] = []
 
 
 def load_cluster(path: str | Path) -> ClusterSpec:
@@ -161,14 +165,22 @@ def read_cluster(mapping: Mapping[str, Any]) -> ClusterSpec:
         max_chunk_tokens=body.max_chunk_tokens,
         outside_allocator_bytes=body.outside_allocator_bytes.figure(),
         allocator_slack_fraction=body.allocator_slack_fraction.figure(),
+        topology=None if body.topology is None else body.topology.topology(),
+        notes=tuple(body.notes),
     )
     _check(spec)
+    check_topology(spec)
     return spec
 
 
 def cluster_to_mapping(cluster: ClusterSpec) -> dict[str, Any]:
     """The mapping that ``read_cluster`` reads back to an equal spec."""
     gpu, host = cluster.gpu, cluster.host
+    known: dict[str, Any] = {}
+    if cluster.topology is not None:
+        known["topology"] = topology_to_mapping(cluster.topology)
+    if cluster.notes:
+        known["notes"] = list(cluster.notes)
     return {
         "name": cluster.name,
         "nodes": cluster.nodes,
@@ -204,6 +216,7 @@ def cluster_to_mapping(cluster: ClusterSpec) -> dict[str, Any]:
         "max_chunk_tokens": cluster.max_chunk_tokens,
         "outside_allocator_bytes": _out(cluster.outside_allocator_bytes),
         "allocator_slack_fraction": _out(cluster.allocator_slack_fraction),
+        **known,
     }
 
 
@@ -280,7 +293,7 @@ def _first(error: ValidationError) -> RuleError:
             remedy=f"Give {path} as a mapping; a preset's mapping shows the whole form.{more}",
         )
     return RuleError(
-        rule=f"{path}: {first['msg'].lower()}",
+        rule=sentence(first, "the cluster"),
         value=first["input"],
         remedy=f"Correct {path}.{more}",
     )

@@ -7,6 +7,8 @@ import json
 from dataclasses import dataclass, field
 from typing import Literal
 
+from cost_model.topology import Topology
+
 FigureSource = Literal["datasheet", "measured", "assumed", "stated"]
 Scope = Literal["node", "cluster"]
 
@@ -72,6 +74,10 @@ class ClusterSpec:
     """CUDA context, NCCL and library workspaces: what the allocator never sees."""
     allocator_slack_fraction: Figure = field(default=Figure(0.06, "assumed"))
     """Reserved minus allocated, as a share of the allocated peak."""
+    topology: Topology | None = None
+    """How it is wired, where that is known; no part of the fingerprint (tiers are)."""
+    notes: tuple[str, ...] = ()
+    """What whoever measured it wants said: a node slower than its like, say."""
 
     @property
     def world_size(self) -> int:
