@@ -15,6 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.errors import broken_rule, is_database_fault, plain
+from cost_model.field_rules import rule_of
 
 MEDIA_TYPE = "application/problem+json"
 _LOG = logging.getLogger("flatpeak.api")
@@ -116,7 +117,7 @@ def _validation(request: Request, error: Exception) -> JSONResponse:
             remedy="Mend the JSON at that place.",
         )
     fields = [
-        {"pointer": _pointer(item["loc"]), "rule": item["msg"], "value": plain(item.get("input"))}
+        {"pointer": _pointer(item["loc"]), "rule": rule_of(item), "value": plain(item.get("input"))}
         for item in items[:20]
     ]
     first = (

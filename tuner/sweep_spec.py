@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -10,12 +11,16 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from cost_model.errors import RuleError
-from cost_model.text_file import read_text
+from cost_model.field_rules import sentence
+from cost_model.text_file import read_text, unstorable
 from tuner.executors.base import Timers
 from tuner.space import Scalar
 
 Strategy = Literal["grid", "random", "tpe", "gp", "model"]
 _MAX_FILE_BYTES = 1_000_000
+MAX_POINTS = 100_000
+_MOST_SECONDS = 30 * 86_400
+_Allowance = Annotated[float, Field(gt=0, le=_MOST_SECONDS)]
 
 
 class _Strict(BaseModel):
@@ -53,11 +58,11 @@ class Target(_Strict):
 class TimerSpec(_Strict):
     """Allowances in seconds; see :class:`tuner.executors.base.Timers`."""
 
-    start_s: float = Field(default=120.0, gt=0)
-    run_s: float = Field(default=1800.0, gt=0)
-    stall_s: float = Field(default=120.0, gt=0)
-    cancel_s: float = Field(default=5.0, gt=0)
-    place_s: float = Field(default=600.0, gt=0)
+    start_s: _Allowance = 120.0
+    run_s: _Allowance = 1800.0
+    stall_s: _Allowance = 120.0
+    cancel_s: _Allowance = 5.0
+    place_s: _Allowance = 600.0
 
     def timers(self) -> Timers:
         return Timers(self.start_s, self.run_s, self.stall_s, self.cancel_s, self.place_s)
@@ -70,24 +75,28 @@ class SweepSpec(_Strict):
     provider: str = Field(default="flatpeak", max_length=64)
     name: str = Field(default="", max_length=200)
     target: Target
-    shape: dict[str, Any]
-    space: dict[str, Annotated[list[Scalar], Field(min_length=1, max_length=1000)]] = Field(
-        default_factory=dict
-    )
+    shape: Annotated[dict[str, Any], Field(max_length=64)]
+    space: Annotated[
+        dict[str, Annotated[list[Scalar], Field(min_length=1, max_length=1000)]],
+        Field(max_length=32, description="Knob to its values; one value may stand without its list"),
+    ] = Field(default_factory=dict)
     strategy: Strategy = "grid"
     repeats: int = Field(default=3, ge=3, le=1000)
     max_trials: int = Field(default=1000, ge=1, le=100_000)
-    memory_limit_bytes: int | None = Field(default=None, ge=1)
+    memory_limit_bytes: int | None = Field(default=None, ge=1, le=2**50)
     seed: int = Field(default=0, ge=0, lt=2**31)
     prune: bool | None = None
     timers: TimerSpec = Field(default_factory=TimerSpec)
 
     @property
     def group_shape(self) -> dict[str, Any]:
-        """The shape as samples keep it: with loopback the group's size belongs to it, and that nobody was there."""
-        if self.target.loopback is None:
-            return self.shape
-        return {**self.shape, "ranks": self.target.loopback, "loopback": True}
+        """The shape as samples keep it: with loopback the group's size belongs to it, and that nobody was there;
+        over several nodes, how many there were."""
+        if self.target.loopback is not None:
+            return {**self.shape, "ranks": self.target.loopback, "loopback": True}
+        if self.target.nodes > 1:
+            return {**self.shape, "ranks": self.target.ranks, "nodes": self.target.nodes}
+        return self.shape
 
     @property
     def prunes(self) -> bool:
@@ -102,6 +111,20 @@ class SweepSpec(_Strict):
             return {k: v if isinstance(v, list) else [v] for k, v in value.items()}
         return value
 
+    @model_validator(mode="before")
+    @classmethod
+    def _storable(cls, data: object) -> object:
+        if (bad := unstorable(data)) is not None:
+            raise ValueError(f"text must not hold {bad}")
+        return data
+
+    @model_validator(mode="after")
+    def _not_endless(self) -> Self:
+        points = math.prod(len(values) for values in self.space.values())
+        if points > MAX_POINTS:
+            raise ValueError(f"the space has at most {MAX_POINTS} points, this one has {points:.3g}")
+        return self
+
 
 def parse_sweep(data: object) -> SweepSpec:
     """A sweep from parsed YAML or JSON.
@@ -113,9 +136,8 @@ def parse_sweep(data: object) -> SweepSpec:
         return SweepSpec.model_validate(data)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        place = ".".join(str(part) for part in first["loc"]) or "the sweep"
         raise RuleError(
-            rule=f"{place}: {first['msg']}",
+            rule=sentence(first, "the sweep"),
             value=first["input"],
             remedy="Correct it; docs/sweeps.md lists the keys of a sweep file.",
         ) from error

@@ -15,7 +15,6 @@ from api.schemas.sweeps import Sample, Sweep, SweepRequest, Trial
 from api.services import sweeps as service
 from db.lifecycle import SweepState, TrialState
 from tuner.sweep import create_sweep
-from tuner.sweep_spec import parse_sweep
 
 router = APIRouter(prefix="/v1/sweeps", tags=["sweeps"])
 SAMPLE_PAGE = 5000
@@ -53,8 +52,7 @@ def start_sweep(
     idempotency_key: Annotated[str | None, Header(min_length=1, max_length=200)] = None,
 ) -> Sweep:
     """Queue a sweep. The same Idempotency-Key and body give the same sweep again."""
-    spec = parse_sweep(body.model_dump(exclude_none=True))
-    sweep_id = create_sweep(store, spec, idempotency_key)
+    sweep_id = create_sweep(store, body, idempotency_key)
     response.headers["Location"] = f"/v1/sweeps/{sweep_id}"
     with store.reading() as session:
         return service.get_sweep(session, sweep_id)

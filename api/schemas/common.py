@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import base64
 import binascii
-import re
 from datetime import UTC, datetime
 from typing import Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from api.errors import BadRequest
+from cost_model.text_file import unstorable
 
 Item = TypeVar("Item")
 MAX_PAGE = 500
-_UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 
 
 class Body(BaseModel):
@@ -30,23 +29,6 @@ class Body(BaseModel):
         if bad is not None:
             raise ValueError(f"text must not hold {bad}")
         return data
-
-
-def unstorable(data: object) -> str | None:
-    """The first character inside ``data`` (keys too) that PostgreSQL or UTF-8 has no room for."""
-    stack = [data]
-    while stack:
-        value = stack.pop()
-        if isinstance(value, str):
-            found = _UNSTORABLE.search(value)
-            if found:
-                return f"U+{ord(found[0]):04X}"
-        elif isinstance(value, dict):
-            stack.extend(value.keys())
-            stack.extend(value.values())
-        elif isinstance(value, list):
-            stack.extend(value)
-    return None
 
 
 class Page(BaseModel, Generic[Item]):

@@ -2,32 +2,19 @@
 
 from __future__ import annotations
 
-import math
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field
 
-from api.schemas.common import Body
+from tuner.sweep_spec import SweepSpec
 
 OperatorName = Literal["pipelined_llep", "ring_dtp", "checkpoint_offload", "stream_adamw"]
-KnobValue = bool | int | float | str
-MAX_TRIALS = 10_000
-MAX_POINTS = 100_000
 
 
-class SweepTarget(Body):
-    """Where the sweep runs: any machine with the device, or one kind of hardware only."""
-
-    ranks: Annotated[int, Field(ge=1, le=4096)]
-    device: Literal["cpu", "cuda"] = "cpu"
-    hardware_id: Annotated[str, Field(max_length=128)] | None = None
-
-
-class SweepRequest(Body):
-    """A sweep file as JSON."""
+class SweepRequest(SweepSpec):
+    """A sweep file as JSON, of an operator that ships: an adapter of one's own runs from a file only."""
 
     model_config = ConfigDict(
-        extra="forbid",
         json_schema_extra={
             "examples": [
                 {
@@ -42,28 +29,7 @@ class SweepRequest(Body):
         },
     )
 
-    name: Annotated[str, Field(max_length=200)] | None = None
     operator: OperatorName
-    provider: Annotated[str, Field(max_length=64)] | None = None
-    target: SweepTarget
-    shape: Annotated[dict[str, KnobValue], Field(max_length=64)]
-    space: Annotated[
-        dict[str, Annotated[list[KnobValue], Field(min_length=1, max_length=256)]],
-        Field(min_length=1, max_length=16),
-    ]
-    strategy: Literal["grid", "random", "tpe", "gp", "model"] = "grid"
-    repeats: Annotated[int, Field(ge=3, le=100)] = 3
-    max_trials: Annotated[int, Field(ge=1, le=MAX_TRIALS)] = 48
-    memory_limit_bytes: Annotated[int, Field(ge=1, le=2**50)] | None = None
-    seed: Annotated[int, Field(ge=0, lt=2**31)] | None = None
-
-    @model_validator(mode="after")
-    def _not_endless(self) -> SweepRequest:
-        points = math.prod(len(values) for values in self.space.values())
-        if points > MAX_POINTS:
-            msg = f"the space has at most {MAX_POINTS} points, this one has {points:.3g}"
-            raise ValueError(msg)
-        return self
 
 
 class Sweep(BaseModel):

@@ -16,6 +16,7 @@ from api.schemas.plans import ClusterRef, ModelRef
 from cost_model.cluster_file import MAX_RANKS, load_cluster, read_cluster
 from cost_model.cluster_spec import ClusterSpec
 from cost_model.errors import RuleError
+from cost_model.field_rules import rule_of
 from cost_model.hf_config import read_hf_config
 from cost_model.launch import LaunchConfig
 from cost_model.model_spec import ModelSpec
@@ -207,7 +208,7 @@ def read_spec(kind: type[Spec], body: Mapping[str, Any], what: str) -> Spec:
         first = error.errors()[0]
         path = ".".join([what, *(str(part) for part in first["loc"])])
         raise RuleError(
-            rule=f"{path}: {first['msg']}", value=first["input"], remedy=f"Mend {path}."
+            rule=f"{path} {rule_of(first)}", value=first["input"], remedy=f"Mend {path}."
         ) from error
     _refuse_out_of_range(spec, what)
     return spec

@@ -5,9 +5,11 @@ from __future__ import annotations
 import csv
 import io
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,6 +17,7 @@ from api.errors import BadRequest
 from api.schemas.common import decode_cursor, encode_cursor
 from tests.api.conftest import Serve, Served
 from tests.api.seed import REPEATS, seed_sweep, spec, work
+from tuner.sweep_spec import read_sweep_file
 
 
 def test_a_sweep_is_queued_not_run(served: Served) -> None:
@@ -26,6 +29,54 @@ def test_a_sweep_is_queued_not_run(served: Served) -> None:
     assert again["state"] == "queued"
     assert again["trials"]["queued"] > 0
     assert again["operator"] == "ring_dtp"
+
+
+FILES = sorted((Path(__file__).parents[2] / "examples" / "sweeps").rglob("*.yaml"))
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: "/".join(file.parts[-2:]))
+def test_what_a_file_may_say_may_be_posted(served: Served, file: Path) -> None:
+    made = served.client.post("/v1/sweeps", json=yaml.safe_load(file.read_text()))
+    assert made.status_code == 202, made.text
+    stored, asked = made.json()["spec"], read_sweep_file(file).model_dump(mode="json")
+    assert {**stored, "shape": None} == {**asked, "shape": None}
+    assert asked["shape"].items() <= stored["shape"].items()
+
+
+@pytest.mark.parametrize(
+    ("change", "place"),
+    [
+        ({"target": {"ranks": 4, "nodes": 2}}, ("target", "nodes")),
+        ({"target": {"ranks": 1, "loopback": 8}}, ("target", "loopback")),
+        ({"prune": True}, ("prune",)),
+        ({"timers": {"run_s": 12.5}}, ("timers", "run_s")),
+        ({"max_trials": 7, "strategy": "random"}, ("max_trials",)),
+        ({"space": {"ring_mode": "weights", "strip_rows": 256}}, ("space", "strip_rows")),
+    ],
+    ids=lambda value: ".".join(value) if isinstance(value, tuple) else "",
+)
+def test_every_key_of_a_file_reaches_the_sweep(
+    served: Served, change: dict[str, Any], place: tuple[str, ...]
+) -> None:
+    made = served.client.post("/v1/sweeps", json=spec(**change))
+    assert made.status_code == 202, made.text
+    stored, asked = made.json()["spec"], change
+    for key in place:
+        stored, asked = stored[key], asked[key]
+    assert stored in (asked, [asked])
+
+
+def test_only_operators_that_ship_are_run_for_a_request(served: Served) -> None:
+    answer = served.client.post("/v1/sweeps", json=spec(operator="os:system"))
+    assert answer.status_code == 422
+    assert answer.json()["errors"][0]["pointer"] == "/operator"
+
+
+def test_a_rule_of_several_fields_is_told_in_our_words(served: Served) -> None:
+    answer = served.client.post("/v1/sweeps", json=spec(target={"ranks": 4, "nodes": 3})).json()
+    assert answer["rule"] == "/target: 4 ranks do not divide over 3 nodes"
+    answer = served.client.post("/v1/sweeps", json=spec(repeats="many")).json()
+    assert answer["rule"] == "/repeats: must be a whole number"
 
 
 def test_the_same_key_and_body_give_the_same_sweep(served: Served) -> None:
