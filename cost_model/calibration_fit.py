@@ -75,8 +75,7 @@ def fit_operator(
     optimum (prior included) and the noise that was really seen.
     """
     operator = rows[0].operator
-    ranks = {int(row.values["ranks"]) for row in rows}
-    names = fitted_rates(RateView(rates), operator, ranks)
+    names = fitted_rates(RateView(rates), operator, (row.values for row in rows))
     start = np.array([math.log(rates[name].value) for name in names])
     sd = np.array([_half_width(rates[name], name in settled) / Z90 for name in names])
     upper = np.array([_top(rates[name]) for name in names]) + 1e-9

@@ -16,8 +16,17 @@ REFUSAL_DISTANCE = math.log(1024.0)
 """Beyond three orders of magnitude in total a prediction is refused when the caller asks for strictness."""
 
 _FEATURES: dict[str, tuple[str, ...]] = {
-    "pipelined_llep": ("tokens_per_rank", "hidden", "intermediate", "experts", "top_k", "ranks", "chunks"),
-    "ring_dtp": ("tokens_per_rank", "hidden", "vocab", "ranks", "strip_rows"),
+    "pipelined_llep": (
+        "tokens_per_rank",
+        "hidden",
+        "intermediate",
+        "experts",
+        "top_k",
+        "ranks",
+        "nodes",
+        "chunks",
+    ),
+    "ring_dtp": ("tokens_per_rank", "hidden", "vocab", "ranks", "nodes", "strip_rows"),
     "checkpoint_offload": ("tokens_per_rank", "hidden"),
     "stream_adamw": ("params", "bucket_params", "staging_slots", "ranks"),
 }

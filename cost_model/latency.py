@@ -60,6 +60,12 @@ class GroupLinks:
         return self.node_share <= 0 and self.cluster_share <= 0
 
     @property
+    def nodes(self) -> int:
+        """Nodes that the group spans."""
+        inside = round(self.node_share * self.size) + 1
+        return self.size // inside if self.cluster_share > 0 else 1
+
+    @property
     def slowest(self) -> Scope:
         """Tier of the slowest hop of a ring through the group."""
         return "cluster" if self.cluster_share > 0 else "node"

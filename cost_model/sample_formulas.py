@@ -1,8 +1,8 @@
-"""The formula of each operator as a sweep runs it: one rank's share, one node, one call."""
+"""The formula of each operator as a sweep runs it: one rank's share, one call."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from cost_model.bounds.checkpoint_offload import offloaded_count
@@ -47,7 +47,9 @@ FITTED: dict[str, tuple[str, ...]] = {
     ),
     "checkpoint_offload": ("block_matrices", "segment_s", "host_copy_alpha_s", "copy_overlap", "host_duplex"),
 }
-"""Rates that samples of an operator inform, in the order operators are fitted; host links are added by name."""
+"""Rates that samples of an operator on one node inform, in the order operators are fitted; host links are added by
+name, and so are the links between nodes."""
+_COLLECTIVES = {"pipelined_llep": "all_to_all", "ring_dtp": "ring"}
 
 
 def sample_seconds(rates: RateView, operator: str, values: Mapping[str, Any], pass_name: str) -> float:
@@ -77,7 +79,7 @@ def sample_seconds(rates: RateView, operator: str, values: Mapping[str, Any], pa
                 bucket_params=float(values.get("bucket_params", values["params"])),
                 staging_slots=float(values.get("staging_slots", 2)),
                 host_share=float(values.get("host_share", 0.0)),
-                active=int(values["ranks"]),
+                active=_on_a_node(values),
             )
         )
     raise RuleError(
@@ -86,11 +88,17 @@ def sample_seconds(rates: RateView, operator: str, values: Mapping[str, Any], pa
 
 
 def _links(values: Mapping[str, Any]) -> GroupLinks:
-    """Where the rank's bytes go; a rank in loopback has a group and no links."""
+    """Where the rank's bytes go: evenly over ``nodes``, 1 by default; a rank in loopback has a group and no links."""
     ranks = int(values["ranks"])
     if values.get("loopback"):
         return GroupLinks(ranks, 0.0, 0.0)
-    return GroupLinks(ranks, (ranks - 1) / ranks, 0.0)
+    inside = _on_a_node(values)
+    return GroupLinks(ranks, (inside - 1) / ranks, (ranks - inside) / ranks)
+
+
+def _on_a_node(values: Mapping[str, Any]) -> int:
+    """Ranks of a node, which share its host links and its memory."""
+    return int(values["ranks"]) // int(values.get("nodes", 1))
 
 
 def _dispatch(rates: RateView, values: Mapping[str, Any], backward: bool) -> float:
@@ -142,15 +150,23 @@ def _boundaries(rates: RateView, values: Mapping[str, Any], backward: bool) -> f
     block = rates["segment_s"] + float(dense_seconds(rates, matmuls))
     if backward:
         block *= 3.0
-    copy = boundary_copy_seconds(rates, float(nbytes), int(values["ranks"]))
+    copy = boundary_copy_seconds(rates, float(nbytes), _on_a_node(values))
     return count * block + offloaded * float(exposed_copy_seconds(rates, copy, block))
 
 
-def fitted_rates(rates: RateView, operator: str, ranks: set[int]) -> list[str]:
-    """Names of the rates to fit, with the host links that samples at these rank counts use."""
+def fitted_rates(rates: RateView, operator: str, samples: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Names of the rates to fit, with the links that samples of these values use: tiers, host links by ranks."""
+    rows = list(samples)
     names = [name for name in FITTED[operator] if name in rates.names()]
+    links = [_links(values) for values in rows]
+    if operator in _COLLECTIVES and any(one.cluster_share > 0 for one in links):
+        collective = _COLLECTIVES[operator]
+        names += [f"{collective}_cluster_alpha_s", f"{collective}_cluster_bytes_per_s"]
+        if not any(one.node_share > 0 for one in links):  # one rank a node: nothing is known inside
+            names = [name for name in names if not name.startswith(f"{collective}_node_")]
     if operator in ("stream_adamw", "checkpoint_offload"):
         known = sorted(int(n.split("_")[2]) for n in rates.names() if n.startswith("host_link_"))
+        ranks = {_on_a_node(values) for values in rows}
         used = {next((k for k in known if k >= count), known[-1]) for count in ranks}
         names += [f"host_link_{count}_bytes_per_s" for count in sorted(used)]
     return names

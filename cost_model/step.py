@@ -10,6 +10,7 @@ from typing import Any
 from cost_model.bounds.checkpoint_offload import offloaded_count
 from cost_model.cluster_spec import ClusterSpec
 from cost_model.coverage import Coverage, coverage
+from cost_model.latency import GroupLinks
 from cost_model.launch import LaunchConfig
 from cost_model.model_spec import ModelSpec
 from cost_model.provenance import Estimate
@@ -127,6 +128,7 @@ def term_coverage(shape: StepShape, launch: LaunchConfig, cost: CostModel) -> di
             "experts": model.experts,
             "top_k": model.top_k,
             "ranks": launch.expert_degree,
+            "nodes": GroupLinks.of(shape.cluster, launch.expert_degree).nodes,
             "chunks": launch.chunks,
         },
         "ring_dtp": {
@@ -134,6 +136,7 @@ def term_coverage(shape: StepShape, launch: LaunchConfig, cost: CostModel) -> di
             "hidden": model.hidden,
             "vocab": model.vocab,
             "ranks": launch.vocab_degree,
+            "nodes": GroupLinks.of(shape.cluster, launch.vocab_degree).nodes,
             "strip_rows": launch.strip_rows,
         },
         "checkpoint_offload": {"tokens_per_rank": shape.tokens, "hidden": model.hidden},

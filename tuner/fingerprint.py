@@ -63,14 +63,20 @@ def local_hardware(device: str | None = None) -> dict[str, Any]:
 
 
 @cache
-def local_hardware_id(device: str | None = None) -> str:
-    """``ClusterSpec.hardware_id`` of :func:`local_hardware`."""
-    return bare_cluster(local_hardware(device)).hardware_id
+def local_hardware_id(device: str | None = None, network: str | None = None) -> str:
+    """``ClusterSpec.hardware_id`` of :func:`local_hardware`, or of nodes like this one joined by ``network``."""
+    return bare_cluster(local_hardware(device), network).hardware_id
 
 
-def bare_cluster(hardware: dict[str, Any]) -> ClusterSpec:
-    """A ClusterSpec of ``hardware`` with its identity only: rates are for a probe to measure."""
+def bare_cluster(hardware: dict[str, Any], network: str | None = None) -> ClusterSpec:
+    """A ClusterSpec of ``hardware`` with its identity only: rates are for a probe to measure.
+
+    Args:
+        network: name of what joins such nodes (``tuner.network.network_name``): a second tier. Without it the
+            node stands alone.
+    """
     unknown = Figure(1.0, "assumed")
+    between = () if network is None else (LinkTier("cluster", network, unknown, unknown),)
     return ClusterSpec(
         name=socket.gethostname(),
         nodes=1,
@@ -91,7 +97,7 @@ def bare_cluster(hardware: dict[str, Any]) -> ClusterSpec:
             link_bytes_per_s=((1, unknown),),
             cpu_adam_params_per_s=unknown,
         ),
-        tiers=(LinkTier("node", hardware["link_graph"], unknown, unknown),),
+        tiers=(LinkTier("node", hardware["link_graph"], unknown, unknown), *between),
     )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from cost_model.latency import GroupLinks
 from cost_model.step_shape import StepShape
 
 _SCALAR_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
@@ -34,7 +35,8 @@ class MeasuredFronts:
         ours = samples[(samples["hardware_id"] == hardware_id) & (samples["provider"] == "flatpeak")]
         ours = ours[np.isfinite(ours["seconds"].astype(float))]
         # a rank in loopback had no peers: its time lacks the links
-        ours = ours[[not json.loads(shape).get("loopback", False) for shape in ours["shape_json"]]]
+        alone = [bool(json.loads(shape).get("loopback", False)) for shape in ours["shape_json"]]
+        ours = ours[~np.array(alone, dtype=bool)]
         passes: dict[tuple[Any, ...], dict[str, float]] = defaultdict(dict)
         ranks_of: dict[tuple[Any, ...], int] = {}
         keys = ["operator", "shape_json", "config_json", "pass"]
@@ -61,6 +63,7 @@ class MeasuredFronts:
             m.experts,
             m.top_k,
             shape.expert_degree,
+            GroupLinks.of(shape.cluster, shape.expert_degree).nodes,
             shape.workload.activation_bytes,
         )
         return self.points.get(key, {})
@@ -74,6 +77,7 @@ class MeasuredFronts:
             m.hidden,
             m.vocab,
             shape.vocab_degree,
+            GroupLinks.of(shape.cluster, shape.vocab_degree).nodes,
             shape.workload.activation_bytes,
         )
         return self.points.get(key, {})
@@ -96,6 +100,7 @@ def _place(
     seconds: Mapping[str, float],
 ) -> None:
     scalar = _SCALAR_BYTES.get(str(shape.get("dtype", "float32")), 4)
+    nodes = int(shape.get("nodes", 1))
     if operator == "pipelined_llep":
         if "forward" not in seconds or "backward" not in seconds:
             return
@@ -107,6 +112,7 @@ def _place(
             shape["experts"],
             shape["top_k"],
             ranks,
+            nodes,
             scalar,
         )
         chunks = int(config["chunks"])
@@ -117,7 +123,7 @@ def _place(
         if count == 1:
             points[key][count, "serial"] = (seconds["forward"], seconds["backward"])
     elif operator == "ring_dtp":
-        key = (operator, shape["tokens_per_rank"], shape["hidden"], shape["vocab"], ranks, scalar)
+        key = (operator, shape["tokens_per_rank"], shape["hidden"], shape["vocab"], ranks, nodes, scalar)
         mode, tokens = str(config.get("ring_mode", "auto")), int(shape["tokens_per_rank"])
         if mode == "auto":
             mode = "weights" if tokens > int(shape["vocab"]) / ranks else "activations"
@@ -127,4 +133,4 @@ def _place(
         engine = str(config.get("engine", "stream"))
         share = float(config.get("host_share", 0.0))
         knobs = (engine, int(config["bucket_params"]), int(config["staging_slots"]), share)
-        points["stream_adamw", int(shape["params"]), ranks][knobs] = sum(seconds.values())
+        points["stream_adamw", int(shape["params"]), ranks // nodes][knobs] = sum(seconds.values())

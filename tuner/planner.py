@@ -16,7 +16,7 @@ from cost_model.memory import MODES, MemoryReport, Mode, memory_report
 from cost_model.model_spec import ModelSpec
 from cost_model.provenance import Estimate
 from cost_model.rates import CostModel
-from cost_model.rates_default import cluster_facts
+from cost_model.rates_default import cluster_facts, default_cost_model
 from cost_model.step import StepTime, shape_of, step_time
 from cost_model.workload import Workload
 from tuner.measured import MeasuredFronts
@@ -68,6 +68,10 @@ def adapt_cost(cost: CostModel, cluster: ClusterSpec, software: str | None) -> t
     used = cost
     if cost.hardware_id != cluster.hardware_id:
         used = used.transferred_to(cluster.hardware_id, cluster_facts(cluster))
+        # a node measured alone says nothing of a network
+        lacking = {n: r for n, r in default_cost_model(cluster).rates.items() if n not in used.rates}
+        if lacking:
+            used = used.with_rates(lacking)
         notes.append(
             f"Cost model {cost.id} was made for {cost.hardware_id}, this cluster is {cluster.hardware_id}: its rates"
             " are carried over with wide intervals. Run a sweep on this hardware and fit it."

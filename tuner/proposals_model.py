@@ -332,8 +332,8 @@ class _Structure:
             self._moved = np.zeros(0)
             return
         rows = [*_observed(problem, self._operator, seen), *warm]
-        ranks = {int(problem.shape["ranks"]), *(int(row.values["ranks"]) for row in rows)}
-        self._names = fitted_rates(RateView(self._rates), self._operator, ranks)
+        of_rows = (problem.shape, *(row.values for row in rows))
+        self._names = fitted_rates(RateView(self._rates), self._operator, of_rows)
         before = np.array([math.log(self._rates[name].value) for name in self._names])
         widths = [_prior_sd(self._rates[name]) for name in self._names]
         if rows:

@@ -11,9 +11,10 @@ from cost_model.rates import CostModel
 from cost_model.rates_default import default_cost_model
 from cost_model.reference.machines import MACHINES
 
-# A core of a server of these years: fp32 matmul, memory, and what a process gets through a loopback link.
+# A core of a server of these years: fp32 matmul, memory, what a process gets through a loopback link, and through
+# a network of 2 Gbit/s, between the slowest and the fastest there are.
 _CORE_FLOPS, _CORES = 3e10, 4
-_RAM_BYTES_PER_S, _LINK_BYTES_PER_S = 1e10, 2e9
+_RAM_BYTES_PER_S, _LINK_BYTES_PER_S, _NETWORK_BYTES_PER_S = 1e10, 2e9, 2.5e8
 _ADAM_PARAMS_PER_S = 2e8
 
 
@@ -58,5 +59,8 @@ def _some_processor() -> ClusterSpec:
             link_bytes_per_s=((1, guess(_RAM_BYTES_PER_S)),),
             cpu_adam_params_per_s=guess(_ADAM_PARAMS_PER_S),
         ),
-        tiers=(LinkTier("node", "loopback", guess(1e-4), guess(_LINK_BYTES_PER_S)),),
+        tiers=(
+            LinkTier("node", "loopback", guess(1e-4), guess(_LINK_BYTES_PER_S)),
+            LinkTier("cluster", "ethernet", guess(2e-4), guess(_NETWORK_BYTES_PER_S)),
+        ),
     )

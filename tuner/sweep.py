@@ -385,7 +385,8 @@ def run_sweep(
         sweep = SweepRepository(session).get(sweep_id)
     if (
         sweep.hardware_id is not None
-        and (here := executor.site(sweep.device).hardware_id) != sweep.hardware_id
+        and (here := executor.site(sweep.device, spec_of(sweep).target.nodes).hardware_id)
+        != sweep.hardware_id
     ):
         raise RuleError(
             rule="a sweep bound to one kind of hardware runs only there",

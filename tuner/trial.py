@@ -94,10 +94,13 @@ def run_trial(
         meanwhile.
     """
     leases = leases or Leases()
-    site = executor.site(spec.target.device)
+    site = executor.site(spec.target.device, spec.target.nodes)
     limit = memory_limit_bytes(spec, site)
     try:
-        if (reason := over_limit(claim.trial.bound_bytes, limit)) is not None:
+        if spec.target.hardware_id not in (None, site.hardware_id):
+            elsewhere = f"its sweep is bound to {spec.target.hardware_id}, here is {site.hardware_id}"
+            answer = Answer(TrialState.FAILED, "invalid", elsewhere)
+        elif (reason := over_limit(claim.trial.bound_bytes, limit)) is not None:
             answer = Answer(TrialState.INFEASIBLE, "bound", reason)
         else:
             outcome, by_user = _launch(

@@ -117,6 +117,8 @@ class Worker:
         return True
 
     def _extend_or_settle(self, extend: Callable[[Database, str, Site], bool]) -> bool:
+        from tuner.sweep import spec_of
+
         moved = False
         with self._database.reading() as session:
             active = SweepRepository(session).active()
@@ -125,7 +127,7 @@ class Worker:
                 continue
             if not self._fits(sweep.ranks, sweep.device):
                 continue
-            site = self._made().site(sweep.device)
+            site = self._made().site(sweep.device, spec_of(sweep).target.nodes)
             if sweep.hardware_id not in (None, site.hardware_id):
                 continue
             more = extend(self._database, sweep.id, site)
@@ -153,7 +155,8 @@ class Worker:
                     sweep_id=self._sweep_id,
                     max_ranks=ranks,
                     devices=[device],
-                    hardware_ids=[executor.site(device).hardware_id],
+                    # of one node and of several: the trial looks again at which it is
+                    hardware_ids=[executor.site(device, nodes).hardware_id for nodes in (1, 2)],
                 )
             if claim is not None:
                 return claim

@@ -79,8 +79,8 @@ class Site:
     """What ranks of one device run on.
 
     Attributes:
-        hardware_id: ``ClusterSpec.hardware_id`` of the node.
-        software: versions and settings there (``tuner.fingerprint.local_software``).
+        hardware_id: ``ClusterSpec.hardware_id`` of the node, with its network where a gang spans several.
+        software: versions and settings there (``tuner.fingerprint.local_software``), and the network's name.
         memory_bytes: of one card, or on the CPU of the node.
     """
 
@@ -115,8 +115,8 @@ class Executor(Protocol):
     def max_ranks(self, device: str) -> int:
         """Largest gang that can be placed on this device; 0 when it is not there."""
 
-    def site(self, device: str) -> Site:
-        """What a gang of this device runs on."""
+    def site(self, device: str, nodes: int = 1) -> Site:
+        """What a gang of this device runs on, within one node or over several."""
 
     def close(self) -> None:
         """End every gang."""

@@ -26,7 +26,8 @@ class LocalExecutor(GangExecutor):
             return torch.cuda.device_count() if torch.cuda.is_available() else 0
         return self._max_cpu_ranks
 
-    def site(self, device: str) -> Site:
+    def site(self, device: str, nodes: int = 1) -> Site:
+        del nodes  # there is one
         return local_site(device)
 
     def pids(self) -> list[int]:
@@ -47,8 +48,9 @@ class LocalExecutor(GangExecutor):
         return LocalGang(task.ranks, task.device)
 
 
-def local_site(device: str) -> Site:
-    """This machine."""
+def local_site(device: str, network: str | None = None) -> Site:
+    """This machine, alone or as one of several that ``network`` joins."""
     hardware = local_hardware(device)
     memory = hardware["hbm_bytes"] if device == "cuda" else hardware["ram_bytes"]
-    return Site(local_hardware_id(device), local_software(), int(memory))
+    software = local_software() | ({} if network is None else {"network": network})
+    return Site(local_hardware_id(device, network), software, int(memory))

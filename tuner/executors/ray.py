@@ -41,19 +41,19 @@ class RayExecutor(GangExecutor):
         self._cpus_per_rank = cpus_per_rank
         self._idle_s = idle_s
         self._idle: threading.Timer | None = None
-        self._sites: dict[tuple[str, str], Site] = {}
+        self._sites: dict[tuple[str, str, bool], Site] = {}
         self._nodes: tuple[float, list[Node]] = (float("-inf"), [])
 
     def max_ranks(self, device: str) -> int:
         return sum(node.room(device, self._cpus_per_rank) for node in self._kind(device))
 
-    def site(self, device: str) -> Site:
-        kind = self._kind(device)
+    def site(self, device: str, nodes: int = 1) -> Site:
+        kind = self._kind(device, nodes)
         if not kind:
             from tuner.executors.local import local_site
 
             return local_site("cpu")
-        return self._site(kind[0], device)
+        return self._site(kind[0], device, nodes)
 
     def run(
         self,
@@ -96,7 +96,7 @@ class RayExecutor(GangExecutor):
     def refusal(self, task: GangTask) -> str | None:
         if task.ranks % task.nodes:
             return f"{task.ranks} ranks do not divide over {task.nodes} nodes"
-        rooms = [node.room(task.device, self._cpus_per_rank) for node in self._kind(task.device)]
+        rooms = [node.room(task.device, self._cpus_per_rank) for node in self._kind(task.device, task.nodes)]
         if task.ranks > sum(rooms):
             return f"the cluster has room for {sum(rooms)} {task.device} ranks, not for {task.ranks}"
         per_node = task.ranks // task.nodes
@@ -111,7 +111,7 @@ class RayExecutor(GangExecutor):
     def make(self, task: GangTask, cancelled: Cancelled) -> Gang:
         from tuner.executors.ray_gang import Demand, RayGang
 
-        kind = self._kind(task.device)
+        kind = self._kind(task.device, task.nodes)
         several = len(kind) < len(self._living())
         demand = Demand(
             ranks=task.ranks,
@@ -136,24 +136,25 @@ class RayExecutor(GangExecutor):
             self._nodes = (monotonic(), nodes)
         return nodes
 
-    def _kind(self, device: str) -> list[Node]:
-        """Nodes of the kind that has the most room for this device."""
+    def _kind(self, device: str, nodes: int = 1) -> list[Node]:
+        """Nodes of the kind that has the most room for this device; over several, also of one network."""
         rooms = {node: node.room(device, self._cpus_per_rank) for node in self._living()}
         able = [node for node, room in rooms.items() if room > 0]
         if len(able) < 2:
             return able
         kinds: dict[str, list[Node]] = defaultdict(list)
         for node in able:
-            kinds[self._site(node, device).hardware_id].append(node)
+            kinds[self._site(node, device, nodes).hardware_id].append(node)
         return max(kinds.values(), key=lambda nodes: (sum(rooms[n] for n in nodes), nodes[0].id))
 
-    def _site(self, node: Node, device: str) -> Site:
-        if (node.id, device) not in self._sites:
-            self._sites[node.id, device] = _describe(node, device)
-        return self._sites[node.id, device]
+    def _site(self, node: Node, device: str, nodes: int) -> Site:
+        key = (node.id, device, nodes > 1)
+        if key not in self._sites:
+            self._sites[key] = _describe(node, device, several=nodes > 1)
+        return self._sites[key]
 
 
-def _describe(node: Node, device: str) -> Site:
+def _describe(node: Node, device: str, *, several: bool) -> Site:
     """Ask a node what it is; it needs no free core to say so."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -162,6 +163,6 @@ def _describe(node: Node, device: str) -> Site:
 
     there = NodeAffinitySchedulingStrategy(node_id=node.id, soft=False)
     options: dict[str, Any] = {"num_cpus": 0, "max_retries": 2, "scheduling_strategy": there}
-    ref = ray.remote(describe).options(**options).remote(device)
+    ref = ray.remote(describe).options(**options).remote(device, several)
     site: Site = ray.get(ref, timeout=_DESCRIBE_S)
     return site

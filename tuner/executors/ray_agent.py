@@ -82,13 +82,23 @@ class NodeAgent:
             self._ranks.forget()
 
 
-def describe(device: str) -> Site:
-    """Run on a node: what it is."""
+def describe(device: str, several: bool) -> Site:
+    """Run on a node: what it is, alone or as one of several."""
     if os.environ.get("CUDA_VISIBLE_DEVICES") == "":  # Ray hides the cards from a task that takes none
         del os.environ["CUDA_VISIBLE_DEVICES"]
     from tuner.executors.local import local_site
 
-    return local_site(device)
+    return local_site(device, _network(device) if several else None)
+
+
+def _network(device: str) -> str:
+    """The network's class; where nobody can say, a name that holds for this cluster, until it is stopped."""
+    import ray
+
+    from tuner.network import network_name
+
+    session = ray.get_runtime_context().get_session_name()
+    return network_name(_node_address(), device) or f"unnamed-{session}"
 
 
 def _node_address() -> str:
