@@ -1,14 +1,15 @@
 """Record exhaustive sweeps: every point of a space measured, for strategies to be compared on (`flatpeak replay`).
 
-    python -m benchmarks.record_sweeps                      # all of them, at full
-    python -m benchmarks.record_sweeps dispatch --points 40
-    python -m benchmarks.record_sweeps --device cuda --ranks 2 head
+    python -m benchmarks.record_sweeps --label two-cores                     # all of them, on the CPU
+    python -m benchmarks.record_sweeps dispatch --label two-cores --points 40
+    python -m benchmarks.record_sweeps --device cuda --loopback 8 --label h200-x1
+    python -m benchmarks.record_sweeps --device cuda --ranks 2 --label h200-x2
 
 Three spaces, at least 300 points each: the dispatch over (N, routing profile, K, schedule), the optimizer's bucket
-size × staging slots, the head's strip rows × ring mode. Shapes are small, so that two CPU cores do it in minutes;
-each point has ``--repeats`` repeats. Rows go to ``benchmarks/results/replay/recorded/NAME.csv.gz`` in the samples'
-columns; a run that was stopped goes on where it was, and points are visited in a random order, so that a part of
-them is a sample.
+size × staging slots, the head's strip rows × ring mode. On the CPU shapes are small, so that two cores do it in
+minutes; on a GPU a layer has its real width. Each point has ``--repeats`` repeats. Rows go to
+``benchmarks/results/replay/recorded/NAME-LABEL.csv.gz`` in the samples' columns; a run that was stopped goes on where
+it was, and points are visited in a random order, so that a part of them is a sample.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import random
 import shutil
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -40,38 +42,62 @@ COLUMNS = (
 Point = tuple[dict[str, Any], Config]
 
 
-def dispatch() -> Iterator[Point]:
+@dataclass(frozen=True)
+class Machine:
+    """What shapes are made for."""
+
+    cuda: bool
+    ranks: int
+
+
+def dispatch(machine: Machine) -> Iterator[Point]:
     """306 points: three N, three routers, twelve K, three schedules (one where K = 1)."""
-    for tokens in (256, 512, 1024):
-        for profile in ("balanced", "skew:80/2", "one_hot"):
-            shape = {
-                "tokens_per_rank": tokens, "hidden": 64, "intermediate": 64, "experts": 8, "top_k": 2,
-                "profile": profile, "min_rows": 16,
+    if machine.cuda:
+        sizes, layer = (
+            (1024, 4096, 16384),
+            {"hidden": 7168, "intermediate": 2048, "top_k": 8, "dtype": "bfloat16"},
+        )
+        experts, min_rows, profiles = (
+            16 * machine.ranks,
+            1024,
+            ("balanced", f"skew:80/{2 * machine.ranks}", "random"),
+        )
+    else:
+        sizes, layer = (256, 512, 1024), {"hidden": 64, "intermediate": 64, "top_k": 2, "dtype": "float32"}
+        experts, min_rows, profiles = 8, 16, ("balanced", "skew:80/2", "one_hot")
+    for tokens in sizes:
+        for profile in profiles:
+            shape = layer | {
+                "tokens_per_rank": tokens, "experts": experts, "profile": profile, "min_rows": min_rows
             }  # fmt: skip
             for chunks in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64):
                 for schedule in ("serial", "prefetch", "overlap"):
                     yield shape, {"chunks": chunks, "dispatch_schedule": schedule}
 
 
-def optimizer() -> Iterator[Point]:
+def optimizer(machine: Machine) -> Iterator[Point]:
     """320 points: forty bucket sizes, eight numbers of slots."""
+    params = 2**26 if machine.cuda else 2**20
     for step in range(40):
-        bucket = round(4096 * 2 ** (step * 8 / 39) / 64) * 64
+        bucket = round(params / 256 * 2 ** (step * 8 / 39) / 64) * 64
         for slots in range(1, 9):
             yield (
-                {"params": 1_048_576},
+                {"params": params, "dtype": "bfloat16" if machine.cuda else "float32"},
                 {"engine": "stream", "bucket_params": bucket, "staging_slots": slots},
             )
 
 
-def head() -> Iterator[Point]:
+def head(machine: Machine) -> Iterator[Point]:
     """306 points: a hundred and two strip heights, three ways round the ring."""
-    for rows in sorted({*range(8, 129, 4), *range(132, 513, 5)})[:102]:
+    if machine.cuda:
+        shape = {"tokens_per_rank": 4096, "hidden": 4096, "vocab": 16384 * machine.ranks, "dtype": "bfloat16"}
+        heights = [round(128 * 32 ** (step / 101)) for step in range(102)]
+    else:
+        shape = {"tokens_per_rank": 512, "hidden": 64, "vocab": 2048, "dtype": "float32"}
+        heights = sorted({*range(8, 129, 4), *range(132, 513, 5)})[:102]
+    for rows in heights:
         for mode in ("activations", "weights", "gather"):
-            yield (
-                {"tokens_per_rank": 512, "hidden": 64, "vocab": 2048},
-                {"ring_mode": mode, "strip_rows": rows},
-            )
+            yield shape, {"ring_mode": mode, "strip_rows": rows}
 
 
 SPACES = {
@@ -81,42 +107,54 @@ SPACES = {
 }
 
 
-def points_of(name: str, ranks: int) -> list[Point]:
+def points_of(name: str, machine: Machine) -> list[Point]:
     """Distinct points of a space in a fixed random order, shapes complete, configurations in their one spelling."""
     operator, space, _ = SPACES[name]
     adapter = load_adapter(operator)
     distinct: dict[str, Point] = {}
-    for given, config in space():
-        shape = adapter.shape(given, ranks)
-        point = (shape, adapter.canonical(shape, config, ranks))
+    for given, config in space(machine):
+        shape = adapter.shape(given, machine.ranks)
+        point = (shape, adapter.canonical(shape, config, machine.ranks))
         distinct.setdefault(json.dumps(point, sort_keys=True), point)
     points = list(distinct.values())
     random.Random(0).shuffle(points)
     return points
 
 
-def record(name: str, *, points: int, repeats: int, device: str, ranks: int | None, seconds: float) -> None:
-    """Measure up to ``points`` points that are not in the file yet, for at most ``seconds``."""
+def record(name: str, args: argparse.Namespace) -> None:
+    """Measure points that are not in the file yet, within ``args.points`` and ``args.seconds``."""
     operator, _, usual = SPACES[name]
-    ranks = ranks or usual
+    device: str = args.device
+    # the optimizer talks to nobody: it has no peers to stand in for
+    loopback: int | None = args.loopback if operator != "stream_adamw" else None
+    ranks = 1 if args.loopback else args.ranks or usual
+    points = points_of(name, Machine(device == "cuda", loopback or ranks))
     adapter = load_adapter(operator)
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    plain, packed = FOLDER / f"{name}.csv", FOLDER / f"{name}.csv.gz"
+    folder: Path = args.out
+    folder.mkdir(parents=True, exist_ok=True)
+    plain, packed = folder / f"{name}-{args.label}.csv", folder / f"{name}-{args.label}.csv.gz"
     if packed.exists() and not plain.exists():
         with gzip.open(packed, "rb") as source, plain.open("wb") as target:
             shutil.copyfileobj(source, target)
     done = _done(plain)
-    until = time.monotonic() + seconds
+    until = time.monotonic() + args.seconds
     executor = LocalExecutor()
     failed = 0
     try:
-        for shape, config in points_of(name, ranks)[:points]:
-            if (_text(shape), _text(config)) in done:
+        for shape, config in points[: args.points]:
+            stored = shape if loopback is None else {**shape, "ranks": loopback, "loopback": True}
+            if (_text(stored), _text(config)) in done:
                 continue
             if time.monotonic() > until:
                 break
             request = MeasureRequest(
-                reference(operator), "flatpeak", shape, config, device=device, repeats=repeats
+                reference(operator),
+                "flatpeak",
+                shape,
+                config,
+                device=device,
+                repeats=args.repeats,
+                loopback=loopback,
             )
             task = GangTask(
                 "tuner.measure:measure_rank",
@@ -130,7 +168,7 @@ def record(name: str, *, points: int, repeats: int, device: str, ranks: int | No
                 failed += 1
                 print(f"{name} {config}: {outcome.kind}, {outcome.reason.splitlines()[-1:]}")
                 continue
-            head = (adapter.name, "flatpeak", _text(config), _text(shape), ranks)
+            head = (adapter.name, "flatpeak", _text(config), _text(stored), ranks)
             tail = (local_hardware_id(device), adapter.version, commit())
             rows = [
                 (*head, passed, rank, repeat, took, allocated, reserved, one["peak_source"], *tail)
@@ -139,14 +177,14 @@ def record(name: str, *, points: int, repeats: int, device: str, ranks: int | No
             ]
             frame = pd.DataFrame(rows, columns=list(COLUMNS))
             frame.to_csv(plain, mode="a", header=not plain.exists(), index=False, float_format="%.7g")
-            done.add((_text(shape), _text(config)))
+            done.add((_text(stored), _text(config)))
     finally:
         executor.close()
     if plain.exists():
         with plain.open("rb") as source, gzip.GzipFile(packed, "wb", mtime=0) as target:
             shutil.copyfileobj(source, target)
         plain.unlink()
-    print(f"{name}: {len(done)} of {len(points_of(name, ranks))} points, {failed} failed now, {packed}")
+    print(f"{name}: {len(done)} of {len(points)} points, {failed} failed now, {packed}")
 
 
 def _done(path: Path) -> set[tuple[str, str]]:
@@ -169,16 +207,12 @@ def main() -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--ranks", type=int, help="default: 2, and 1 for the optimizer")
     parser.add_argument("--seconds", type=float, default=1e9, help="most time for each sweep")
+    parser.add_argument("--loopback", type=int, help="one rank plays its part in a group of so many")
+    parser.add_argument("--label", required=True, help="the machine, in the file's name")
+    parser.add_argument("--out", type=Path, default=FOLDER, help=f"default: {FOLDER.name}")
     args = parser.parse_args()
     for name in args.names or SPACES:
-        record(
-            name,
-            points=args.points,
-            repeats=args.repeats,
-            device=args.device,
-            ranks=args.ranks,
-            seconds=args.seconds,
-        )
+        record(name, args)
 
 
 if __name__ == "__main__":
