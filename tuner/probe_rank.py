@@ -1,111 +1,120 @@
-"""What one rank measures of its machine: matrix rate, memory rate, transfers by size, host link, AdamW rate.
+"""What one rank measures of its machine: matrix rate, memory rate, transfers by tier and size, host link, AdamW.
 
 All ranks run these together, in the same order, because that is how a training step loads the machine. Times
-are medians over repeats; a size is given in bytes a rank sends.
+are medians over repeats.
 """
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from statistics import median
-from time import perf_counter
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from operators.pinned_slab import PinnedSlab
 from operators.ranks import Ranks
-
-REPEATS = 5
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    """Seconds that one transfer of ``nbytes`` took."""
-
-    nbytes: int
-    seconds: float
+from tuner.fingerprint import local_hardware
+from tuner.probe_links import Clock, Curves, Pair, card_pairs, curves, node_pairs, tiers, transfer_sizes
+from tuner.probe_wiring import Wiring, dumping, read_wiring
 
 
 @dataclass(frozen=True, slots=True)
 class RankFigures:
-    """Everything one rank measured. Rates are per rank while all ranks are busy."""
+    """Everything one rank measured, JSON but for the names. Rates are per rank while all ranks are busy.
 
+    Attributes:
+        curves: by tier (``node``, ``cluster``) and collective, (bytes, seconds).
+        host_link: bytes/s each way by number of ranks of the node that copied, where this one was among them.
+        card_pairs, node_pairs: swaps with peers on the same node, and on others.
+        spread: of the repeats of ``gemm_flops``, ``memory_bytes_per_s``, ``host_link``, ``adam_params_per_s``.
+        hardware: of this rank's node (``tuner.fingerprint.local_hardware``).
+        wiring: what the first rank of a node read of its links; None on the others.
+        complete: False when the time ran out before everything was measured.
+    """
+
+    host: str
+    hardware: dict[str, Any]
     gemm_flops: float
     memory_bytes_per_s: float
-    all_to_all: tuple[Point, ...]
-    ring: tuple[Point, ...]
-    host_link_bytes_per_s: float
-    host_link_alone_bytes_per_s: float | None
-    """The same while no other rank copies; only rank 0 measures it, and only beside others."""
+    curves: dict[str, Curves]
+    host_link: dict[int, float]
     adam_params_per_s: float
-
-
-def transfer_sizes(device: torch.device) -> tuple[int, ...]:
-    """Sizes worth measuring: from where latency rules to where bandwidth does."""
-    top = 2**30 if device.type == "cuda" else 2**23
-    return tuple(size for size in (2**12, 2**16, 2**18, 2**20, 2**23, 2**26, 2**28, 2**30) if size <= top)
+    card_pairs: list[Pair]
+    node_pairs: list[Pair]
+    spread: dict[str, float] = field(default_factory=dict)
+    wiring: Wiring | None = None
+    complete: bool = True
 
 
 def measure_rank(
     ranks: Ranks,
     device_name: str,
+    *,
+    nodes: int = 1,
     sizes: Sequence[int] | None = None,
+    limit_s: float = 300.0,
     on_part: Callable[[str], None] | None = None,
 ) -> RankFigures:
-    """Measure this rank. A collective: every rank of the group calls it with the same arguments.
+    """Measure this rank. A collective: every rank of the gang calls it with the same arguments.
 
-    ``on_part`` hears of each part before it is measured.
+    Args:
+        ranks: the whole gang, contiguous ranks on each of ``nodes`` nodes.
+        sizes: bytes of the transfers.
+        limit_s: after so long only what a cluster file cannot do without is measured.
+        on_part: hears of each part before it is measured.
     """
     say = on_part or (lambda _part: None)
-    device = torch.device(device_name, ranks.rank) if device_name == "cuda" else torch.device("cpu")
-    sizes = tuple(sizes) if sizes is not None else transfer_sizes(device)
+    cuda = device_name == "cuda"
+    per_node = ranks.size // nodes
+    place = ranks.rank % per_node
+    # the card that its process was given, not the rank's number: ranks of another node begin at card 0 again
+    device = torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
+    clock = Clock(ranks, device, limit_s)
+    spread: dict[str, float] = {}
     say("matrix rate")
-    gemm_flops = _gemm_flops(ranks, device)
+    gemm_flops, spread["gemm_flops"] = _gemm_flops(clock, device)
     say("memory rate")
-    memory_rate = _memory_rate(ranks, device)
-    exchange, ring = [], []
-    for nbytes in sizes:
-        say(f"all-to-all and ring hop of {nbytes:,} bytes")
-        exchange.append(Point(nbytes, _all_to_all_seconds(ranks, device, nbytes)))
-        ring.append(Point(nbytes, _ring_seconds(ranks, device, nbytes)))
-    say("host link")
-    host_link = _host_link_rate(ranks, device, active=ranks.size)
-    alone = _host_link_rate(ranks, device, active=1) if ranks.size > 1 else None
+    memory_rate, spread["memory_bytes_per_s"] = _memory_rate(clock, device)
     say("AdamW on the host")
+    adam_rate, spread["adam_params_per_s"] = _adam_rate(clock)
+    host_link = {}
+    with _HostLink(device) as link:
+        for active in active_counts(per_node):
+            say(f"host link, {active} of {per_node} ranks of a node")
+            rate, spread["host_link"] = link.rate(clock, busy=place < active)
+            if place < active:
+                host_link[active] = rate
+    wanted = tuple(sizes) if sizes is not None else transfer_sizes(device)
+    with dumping(device_name, leads=place == 0) as dump, tiers(ranks, nodes, own_group=cuda) as found:
+        by_tier = {tier.name: curves(tier, clock, device, wanted, say) for tier in found}
+        wiring = read_wiring(device_name, dump) if place == 0 else None
+    inside = card_pairs(ranks, nodes, clock, device, say)
+    between = node_pairs(ranks, nodes, clock, device, say) if nodes > 1 else []
     return RankFigures(
+        host=socket.gethostname(),
+        hardware=local_hardware(device_name),
         gemm_flops=gemm_flops,
         memory_bytes_per_s=memory_rate,
-        all_to_all=tuple(exchange),
-        ring=tuple(ring),
-        host_link_bytes_per_s=host_link,
-        host_link_alone_bytes_per_s=alone if ranks.rank == 0 else None,
-        adam_params_per_s=_adam_rate(ranks),
+        curves=by_tier,
+        host_link=host_link,
+        adam_params_per_s=adam_rate,
+        card_pairs=inside,
+        node_pairs=between,
+        spread=spread,
+        wiring=wiring,
+        complete=clock.has_time(),
     )
 
 
-def _sync(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+def active_counts(per_node: int) -> list[int]:
+    """1, 2, 4, … and all ranks of a node."""
+    return sorted({per_node, *(2**power for power in range(per_node.bit_length()) if 2**power < per_node)})
 
 
-def _median_seconds(
-    ranks: Ranks, device: torch.device, work: Callable[[], None], repeats: int = REPEATS
-) -> float:
-    work()
-    seconds = []
-    for _ in range(repeats):
-        _sync(device)
-        ranks.barrier()
-        start = perf_counter()
-        work()
-        _sync(device)
-        seconds.append(perf_counter() - start)
-    return median(seconds)
-
-
-def _gemm_flops(ranks: Ranks, device: torch.device) -> float:
+def _gemm_flops(clock: Clock, device: torch.device) -> tuple[float, float]:
     n, dtype = (8192, torch.bfloat16) if device.type == "cuda" else (768, torch.float32)
     left = torch.randn(n, n, device=device, dtype=dtype)
     right = torch.randn(n, n, device=device, dtype=dtype)
@@ -114,10 +123,11 @@ def _gemm_flops(ranks: Ranks, device: torch.device) -> float:
     def multiply() -> None:
         torch.mm(left, right, out=out)
 
-    return 2.0 * n**3 / _median_seconds(ranks, device, multiply)
+    timing = clock.time(multiply)
+    return 2.0 * n**3 / timing.seconds, timing.spread
 
 
-def _memory_rate(ranks: Ranks, device: torch.device) -> float:
+def _memory_rate(clock: Clock, device: torch.device) -> tuple[float, float]:
     nbytes = 2**31 if device.type == "cuda" else 2**26
     source = torch.ones(nbytes, dtype=torch.uint8, device=device)
     out = torch.empty_like(source)
@@ -125,60 +135,48 @@ def _memory_rate(ranks: Ranks, device: torch.device) -> float:
     def copy() -> None:
         out.copy_(source)
 
-    return 2.0 * nbytes / _median_seconds(ranks, device, copy)
+    timing = clock.time(copy)
+    return 2.0 * nbytes / timing.seconds, timing.spread
 
 
-def _all_to_all_seconds(ranks: Ranks, device: torch.device, nbytes: int) -> float:
-    rows = max(1, nbytes // ranks.size)
-    source = torch.ones(rows * ranks.size, 1, dtype=torch.uint8, device=device)
-    out = torch.empty_like(source)
-    splits = [rows] * ranks.size
-
-    def exchange() -> None:
-        ranks.all_to_all(out, source, splits, splits).wait()
-
-    return _median_seconds(ranks, device, exchange)
-
-
-def _ring_seconds(ranks: Ranks, device: torch.device, nbytes: int) -> float:
-    source = torch.ones(nbytes, dtype=torch.uint8, device=device)
-    out = torch.empty_like(source)
-
-    def hop() -> None:
-        ranks.shift(source, out).wait()
-
-    return _median_seconds(ranks, device, hop)
-
-
-def _host_link_rate(ranks: Ranks, device: torch.device, active: int) -> float:
-    """Bytes/s each way with both directions busy on ``active`` ranks (on CPU a plain copy stands for the link).
+class _HostLink:
+    """Copies both ways at once between host memory and the device (on CPU a plain copy stands for the link).
 
     Copies walk through more memory than caches hold: the same buffer again and again looks a third faster.
     """
-    cuda = device.type == "cuda"
-    nbytes, pieces = (2**28, 8) if cuda else (2**25, 2)
-    with PinnedSlab(nbytes * pieces, pin=cuda) as slab:
-        host = slab.buffer.view(pieces, nbytes)
-        down, up = (torch.ones(nbytes, dtype=torch.uint8, device=device) for _ in range(2))
-        lanes = [torch.cuda.Stream(device) for _ in range(2)] if cuda else []
-        turn = 0
 
-        def both_ways() -> None:
-            nonlocal turn
-            if ranks.rank >= active:
-                return
-            source, target = host[turn % pieces], host[(turn + pieces // 2) % pieces]
-            turn += 1
-            if not cuda:
-                _both(source, down, up, target)
-                return
-            with torch.cuda.stream(lanes[0]):
-                down.copy_(source, non_blocking=True)
-            with torch.cuda.stream(lanes[1]):
-                target.copy_(up, non_blocking=True)
+    def __init__(self, device: torch.device) -> None:
+        self._cuda = device.type == "cuda"
+        self._bytes, self._pieces = (2**28, 8) if self._cuda else (2**25, 2)
+        self._slab = PinnedSlab(self._bytes * self._pieces, pin=self._cuda)
+        self._host = self._slab.buffer.view(self._pieces, self._bytes)
+        self._down, self._up = (torch.ones(self._bytes, dtype=torch.uint8, device=device) for _ in range(2))
+        self._lanes = [torch.cuda.Stream(device) for _ in range(2)] if self._cuda else []
+        self._turn = 0
 
-        _sync(device)
-        return nbytes / _median_seconds(ranks, device, both_ways)
+    def __enter__(self) -> _HostLink:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        del self._host
+        self._slab.close()
+
+    def rate(self, clock: Clock, *, busy: bool) -> tuple[float, float]:
+        """Bytes/s each way while the ``busy`` ranks copy, and the spread of the repeats."""
+        timing = clock.time(self._both_ways if busy else lambda: None)
+        return self._bytes / timing.seconds, timing.spread if busy else 0.0
+
+    def _both_ways(self) -> None:
+        source = self._host[self._turn % self._pieces]
+        target = self._host[(self._turn + self._pieces // 2) % self._pieces]
+        self._turn += 1
+        if not self._cuda:
+            _both(source, self._down, self._up, target)
+            return
+        with torch.cuda.stream(self._lanes[0]):
+            self._down.copy_(source, non_blocking=True)
+        with torch.cuda.stream(self._lanes[1]):
+            target.copy_(self._up, non_blocking=True)
 
 
 def _both(host_in: Tensor, down: Tensor, up: Tensor, host_out: Tensor) -> None:
@@ -186,10 +184,15 @@ def _both(host_in: Tensor, down: Tensor, up: Tensor, host_out: Tensor) -> None:
     host_out.copy_(up)
 
 
-def _adam_rate(ranks: Ranks) -> float:
+def _adam_rate(clock: Clock) -> tuple[float, float]:
     """Parameters per second of torch's fused AdamW on this rank's share of the host."""
     n = 2**23  # well past the caches
     weight = torch.nn.Parameter(torch.ones(n))
     weight.grad = torch.ones(n)
     optimizer = torch.optim.AdamW([weight], fused=True)
-    return n / _median_seconds(ranks, torch.device("cpu"), optimizer.step)
+
+    def update() -> None:
+        optimizer.step()
+
+    timing = clock.time(update)
+    return n / timing.seconds, timing.spread

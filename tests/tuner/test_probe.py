@@ -9,7 +9,10 @@ from hypothesis import strategies as st
 from cost_model.cluster_file import cluster_to_mapping, read_cluster
 from cost_model.errors import RuleError
 from tuner.fingerprint import local_hardware_id
-from tuner.probe import ProbeResult, link_fit, probe_machine
+from tuner.probe import probe_machine
+from tuner.probe_cluster import ProbeResult, link_fit
+from tuner.probe_links import rounds
+from tuner.probe_rank import active_counts
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +35,12 @@ def test_a_probe_measures_every_rate_of_this_machine(probed: ProbeResult) -> Non
     ):
         assert figure.source == "measured"
         assert 1e5 < figure.value < 1e16
-    assert [name for name, curve in probed.transfers.items() if len(curve) >= 4] == ["all_to_all", "ring"]
+    inside = probed.transfers["node"]
+    assert set(inside) == {"all_to_all", "ring", "all_gather"}
+    for curve in inside.values():
+        assert len(curve) >= 3
+        assert all(seconds > 0 for _, seconds in curve)
+    assert [(link.tier, link.first, link.second) for link in probed.links] == [("node", "0", "1")]
 
 
 def test_cards_and_host_share_the_memory_without_counting_a_byte_twice(probed: ProbeResult) -> None:
@@ -64,6 +72,26 @@ def test_link_fit_stays_positive_on_noise() -> None:
     assert rate > 0
 
 
+def test_ranks_of_a_node_copy_in_ever_larger_numbers() -> None:
+    assert [active_counts(ranks) for ranks in (1, 2, 3, 8)] == [[1], [1, 2], [1, 2, 3], [1, 2, 4, 8]]
+
+
+@given(st.integers(2, 40))
+def test_in_a_tournament_everybody_meets_everybody_once(count: int) -> None:
+    met: list[tuple[int, int]] = []
+    for one_round in rounds(count):
+        for one, other in enumerate(one_round):
+            if other is not None:
+                assert one_round[other] == one
+                met.append((one, other))
+    assert sorted(met) == [(a, b) for a in range(count) for b in range(count) if a != b]
+
+
 def test_unknown_and_absent_devices_are_refused() -> None:
     with pytest.raises(RuleError, match="a probe runs on"):
         probe_machine(ranks=1, device="tpu")
+    with pytest.raises(RuleError, match="evenly"):
+        probe_machine(ranks=3, nodes=2, device="cpu")
+    with pytest.raises(RuleError, match="every rank of a probe must answer") as refused:
+        probe_machine(ranks=2, nodes=2, device="cpu")
+    assert "--executor ray" in refused.value.remedy
