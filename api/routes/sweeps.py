@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Iterator
+from typing import Annotated
 
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
-from fastapi.responses import PlainTextResponse, StreamingResponse
+from fastapi.responses import StreamingResponse
 
 from api.auth import reads, writes
 from api.routes.context import Config, Cursor, Limit, Store, problems
@@ -13,6 +14,7 @@ from api.routes.events import event_stream
 from api.schemas.common import Page, decode_number, encode_cursor
 from api.schemas.sweeps import Sample, Sweep, SweepRequest, Trial
 from api.services import sweeps as service
+from api.services import tables
 from db.lifecycle import SweepState, TrialState
 from tuner.sweep import create_sweep
 
@@ -91,14 +93,13 @@ def list_trials(
 @router.get(
     "/{sweep_id}/trials.csv",
     dependencies=[Depends(reads)],
-    response_class=PlainTextResponse,
+    response_class=StreamingResponse,
     responses={**problems(404), 200: {"content": {"text/csv": {}}, "description": "One row a trial"}},
 )
-def trials_csv(store: Store, sweep_id: str, knobs: Knobs, state: States = None) -> Response:
+def trials_csv(store: Store, sweep_id: str, knobs: Knobs, state: States = None) -> StreamingResponse:
     """The trials as CSV, one column a knob, with the same filters."""
-    with store.reading() as session:
-        text = service.trials_csv(session, sweep_id, {item.value for item in state or []}, knobs)
-    return csv_response(text, f"{sweep_id}-trials.csv")
+    pieces = tables.trials_csv(store, sweep_id, {item.value for item in state or []}, knobs)
+    return csv_response(pieces, f"{sweep_id}-trials.csv")
 
 
 @router.get("/{sweep_id}/samples", dependencies=[Depends(reads)], responses=problems(404))
@@ -112,21 +113,19 @@ def list_samples(
     after = decode_number(cursor) or 0
     with store.reading() as session:
         service.get_sweep(session, sweep_id)
-        rows, more = service.samples_after(session, sweep_id, after, limit)
+        rows, more = tables.samples_after(session, sweep_id, after, limit)
     return Page(items=[item for _, item in rows], next_cursor=encode_cursor(rows[-1][0]) if more else None)
 
 
 @router.get(
     "/{sweep_id}/samples.csv",
     dependencies=[Depends(reads)],
-    response_class=PlainTextResponse,
+    response_class=StreamingResponse,
     responses={**problems(404), 200: {"content": {"text/csv": {}}, "description": "One row a sample"}},
 )
-def samples_csv(store: Store, sweep_id: str) -> Response:
-    """All samples of the successful trials as CSV."""
-    with store.reading() as session:
-        text = service.samples_csv(session, sweep_id)
-    return csv_response(text, f"{sweep_id}-samples.csv")
+def samples_csv(store: Store, sweep_id: str) -> StreamingResponse:
+    """All samples of the successful trials as CSV, sent as they are read."""
+    return csv_response(tables.samples_csv(store, sweep_id), f"{sweep_id}-samples.csv")
 
 
 @router.get(
@@ -151,7 +150,7 @@ def sweep_events(
     return event_stream(request, store, settings, sweep_id, last_event_id)
 
 
-def csv_response(text: str, name: str) -> Response:
-    """``text`` as a CSV download."""
-    headers: dict[str, Any] = {"Content-Disposition": f'attachment; filename="{name}"'}
-    return Response(text, media_type="text/csv", headers=headers)
+def csv_response(pieces: Iterator[str], name: str) -> StreamingResponse:
+    """A CSV download, sent piece by piece."""
+    headers = {"Content-Disposition": f'attachment; filename="{name}"'}
+    return StreamingResponse(pieces, media_type="text/csv", headers=headers)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-import pandas as pd
 from sqlalchemy.orm import Session
 
 from api.errors import Conflict, NotFound
@@ -202,64 +199,3 @@ def get_trial(session: Session, trial_id: str) -> TrialDetail:
         attempts=[_attempt_view(attempt) for attempt in trials.attempts(trial_id)],
         samples=[sample_view(sample) for sample in SampleRepository(session).of_trial(trial_id)],
     )
-
-
-def samples_after(
-    session: Session, sweep_id: str, after: int, limit: int
-) -> tuple[list[tuple[int, Sample]], bool]:
-    """Samples with an id above ``after``, each with its id, and whether more follow."""
-    frame = SampleRepository(session).frame(sweep_id=sweep_id)
-    frame = frame[frame["sample_id"] > after]
-    rows = [(int(row["sample_id"]), _sample_of(row)) for row in frame.head(limit).to_dict(orient="records")]
-    return rows, len(frame) > limit
-
-
-def _sample_of(row: Mapping[Hashable, Any]) -> Sample:
-    whole = {
-        name: None if pd.isna(row[name]) else int(row[name]) for name in ("allocated_bytes", "reserved_bytes")
-    }
-    text = {name: str(row[name]) for name in ("trial_id", "pass", "peak_source")}
-    return Sample.model_validate(
-        {
-            **text,
-            **whole,
-            "rank": int(row["rank"]),
-            "repeat": int(row["repeat"]),
-            "seconds": float(row["seconds"]),
-        }
-    )
-
-
-def samples_csv(session: Session, sweep_id: str) -> str:
-    """All samples of a sweep's successful trials as CSV; the columns are the database's."""
-    get_sweep(session, sweep_id)
-    frame = SampleRepository(session).frame(sweep_id=sweep_id)
-    return str(frame.to_csv(index=False, lineterminator="\n"))
-
-
-def trials_csv(session: Session, sweep_id: str, states: set[str], knobs: dict[str, str]) -> str:
-    """A sweep's trials as CSV, one column a knob."""
-    get_sweep(session, sweep_id)
-    rows = list(matching(TrialRepository(session).of_sweep(sweep_id), states, knobs))
-    names = sorted({name for row in rows for name in row.config_json})
-    head = [
-        "number",
-        "id",
-        "state",
-        *names,
-        "latency_s",
-        "peak_bytes",
-        "bound_bytes",
-        "reason_kind",
-        "reason",
-    ]
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(head)
-    for row in rows:
-        knobs_of_row = [knob_text(row.config_json[name]) if name in row.config_json else "" for name in names]
-        answer = (row.latency_s, row.peak_bytes, row.bound_bytes, row.reason_kind, row.reason)
-        writer.writerow(
-            [row.number, row.id, row.state, *knobs_of_row, *("" if v is None else v for v in answer)]
-        )
-    return text.getvalue()

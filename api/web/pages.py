@@ -14,7 +14,7 @@ from api.plan_text import fitting_lines, ranked_launches
 from api.routes.context import Cursor, Store
 from api.routes.sweeps import Knobs
 from api.schemas.sweeps import Trial
-from api.services import catalog, planning
+from api.services import catalog, planning, tables
 from api.services import sweeps as sweep_service
 from api.services.specs import example_names
 from api.web.templates import render
@@ -103,7 +103,7 @@ def sweep_page(
             everything = sweep_service.list_trials(
                 session, sweep_id, cursor=None, limit=10_000, states=set(), knobs={}
             ).items
-            first, _ = sweep_service.samples_after(session, sweep_id, 0, _PASSES_FROM)
+            first, _ = tables.samples_after(session, sweep_id, 0, _PASSES_FROM)
     except NotFound as error:
         return _missing(request, error)
     trials = [trial for trial in everything if _kept(trial, states, knobs)]

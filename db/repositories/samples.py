@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pandas as pd
-from sqlalchemy import Select, select
+from sqlalchemy import Select, Text, cast, select
 from sqlalchemy.orm import Session
 
 from db.repositories.trials import Claim
@@ -34,6 +35,10 @@ COLUMNS = (
     "operator_version",
     "commit",
 )
+SampleRow = tuple[Any, ...]
+"""A sample's values in the order of :data:`COLUMNS`."""
+_JSON_PLACES = tuple(place for place, name in enumerate(COLUMNS) if name.endswith("_json"))
+_BATCH = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,13 +118,7 @@ class SampleRepository:
         ``config_json``, ``shape_json`` and ``software_json`` hold JSON text with sorted keys, so that rows
         group by them and the frame goes through CSV unchanged.
         """
-        query: Select[Sample, Json | None] = (
-            select(Sample, Attempt.software_json)
-            .join(Attempt, Attempt.id == Sample.attempt_id)
-            .join(Trial, Trial.id == Sample.trial_id)
-            .where(Trial.state == "succeeded")
-            .order_by(Sample.id)
-        )
+        query = _of_successful_trials()
         wanted = {
             Sample.sweep_id: sweep_id,
             Sample.trial_id: trial_id,
@@ -130,33 +129,64 @@ class SampleRepository:
         for column, value in wanted.items():
             if value is not None:
                 query = query.where(column == value)
-        rows = [
-            (
-                sample.id,
-                sample.sweep_id,
-                sample.trial_id,
-                sample.operator,
-                sample.provider,
-                _text(sample.config_json),
-                _text(sample.shape_json),
-                sample.ranks,
-                sample.pass_,
-                sample.rank,
-                sample.repeat,
-                sample.seconds,
-                sample.allocated_bytes,
-                sample.reserved_bytes,
-                sample.peak_source,
-                sample.hardware_id,
-                _text(software or {}),
-                sample.operator_version,
-                sample.commit,
-            )
-            for sample, software in self._session.execute(query)
-        ]
-        return pd.DataFrame(rows, columns=list(COLUMNS)).astype(
+        found = self._session.execute(query.execution_options(yield_per=_BATCH))
+        return pd.DataFrame(_plain(found), columns=list(COLUMNS)).astype(
             {"seconds": "float64", "allocated_bytes": "Int64", "reserved_bytes": "Int64"}
         )
+
+    def page(self, sweep_id: str, *, after: int = 0, limit: int = 1000) -> list[SampleRow]:
+        """At most ``limit`` samples of a sweep's successful trials with an id above ``after``, by id.
+
+        Each is a tuple in the order of :data:`COLUMNS`, as :meth:`frame` has them. Read on behind the last id: rows
+        are only ever added with larger ones, so that every row is met once.
+        """
+        query = _of_successful_trials().where(Sample.sweep_id == sweep_id, Sample.id > after).limit(limit)
+        return list(_plain(self._session.execute(query)))
+
+
+def _of_successful_trials() -> Select[*tuple[Any, ...]]:
+    # JSON is read as text: it is the same for all rows of a trial, and is parsed once
+    columns = (
+        Sample.id,
+        Sample.sweep_id,
+        Sample.trial_id,
+        Sample.operator,
+        Sample.provider,
+        cast(Sample.config_json, Text),
+        cast(Sample.shape_json, Text),
+        Sample.ranks,
+        Sample.pass_,
+        Sample.rank,
+        Sample.repeat,
+        Sample.seconds,
+        Sample.allocated_bytes,
+        Sample.reserved_bytes,
+        Sample.peak_source,
+        Sample.hardware_id,
+        cast(Attempt.software_json, Text),
+        Sample.operator_version,
+        Sample.commit,
+    )
+    return (
+        select(*columns)
+        .join(Attempt, Attempt.id == Sample.attempt_id)
+        .join(Trial, Trial.id == Sample.trial_id)
+        .where(Trial.state == "succeeded")
+        .order_by(Sample.id)
+    )
+
+
+def _plain(rows: Iterable[Sequence[Any]]) -> Iterator[SampleRow]:
+    """Rows with their JSON in one spelling; equal texts are one object."""
+    known: dict[str | None, str] = {}
+    for row in rows:
+        values = list(row)
+        for place in _JSON_PLACES:
+            text = values[place]
+            if text not in known:
+                known[text] = _text(json.loads(text or "{}") or {})
+            values[place] = known[text]
+        yield tuple(values)
 
 
 def _text(value: Json) -> str:

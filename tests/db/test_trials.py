@@ -240,6 +240,19 @@ def test_samples_come_back_as_a_frame_of_finished_trials(database: Database) -> 
     assert set(frame["shape_json"]) == {'{"hidden":8,"vocab":37}'}
     assert set(frame["software_json"]) == {'{"torch":"2.13"}'}
     assert frame["allocated_bytes"].max() == 2**33
+    with database.reading() as session:
+        pages = [SampleRepository(session).page(held.trial.sweep_id, limit=4)]
+        pages.append(SampleRepository(session).page(held.trial.sweep_id, after=pages[0][-1][0], limit=4))
+        assert SampleRepository(session).page(held.trial.sweep_id, after=pages[1][-1][0], limit=4) == []
+        assert SampleRepository(session).page("swp_none") == []
+    assert [len(page) for page in pages] == [4, 2]
+    named = [dict(zip(COLUMNS, row, strict=True)) for page in pages for row in page]
+    assert [(row["rank"], row["repeat"], row["seconds"]) for row in named] == [
+        (one.rank, one.repeat, one.seconds) for one in new
+    ]
+    assert {(row["config_json"], row["shape_json"]) for row in named} == set(
+        zip(frame["config_json"], frame["shape_json"], strict=True)
+    )
 
 
 def test_pages_continue_where_they_ended(database: Database) -> None:
