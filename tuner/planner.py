@@ -18,6 +18,7 @@ from cost_model.provenance import Estimate
 from cost_model.rates import CostModel
 from cost_model.rates_default import cluster_facts, default_cost_model
 from cost_model.step import StepTime, shape_of, step_time
+from cost_model.topology_remarks import topology_remarks
 from cost_model.workload import Workload
 from tuner.measured import MeasuredFronts
 from tuner.plan import Alternative, Plan, PlanOptions
@@ -181,7 +182,8 @@ def _assemble(
     remedy = None
     if report.verdict == "does_not_fit" and remedies:
         remedy = what_would_fit(problem, report)
-    messages = [*notes, *step.warnings, *_remarks(problem, launch, reports)]
+    wiring = topology_remarks(problem.cluster, launch)
+    messages = [*notes, *step.warnings, *_remarks(problem, launch, reports), *wiring]
     provenance = {
         **memory_provenance(reports, problem.mode, problem.cluster),
         **step_provenance(step),
