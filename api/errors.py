@@ -35,10 +35,35 @@ class UnreachableDatabase(Failure):
     """The database does not answer, or its schema is not the one this version needs."""
 
 
+# What lists the things of a kind, by the way that somebody came in: address, command, page.
+_LISTS = {
+    "sweep": ("GET /v1/sweeps", "`flatpeak sweep list`", "The page Sweeps"),
+    "trial": ("GET /v1/sweeps/{id}/trials", "`flatpeak sweep show SWEEP_ID --json`", "The page of its sweep"),
+    "plan": ("GET /v1/plans", "`flatpeak plan list`", "The page Plans"),
+    "cost model": ("GET /v1/cost-models", "`flatpeak fit list`", "The page Cost models"),
+    "stored model": ("GET /v1/models", "The form of `flatpeak serve`", "The form on the page Plan"),
+    "stored cluster": ("GET /v1/clusters", "The form of `flatpeak serve`", "The form on the page Plan"),
+    "example model": ("GET /v1/models", "The form of `flatpeak serve`", "The form on the page Plan"),
+    "token": ("`flatpeak token list`", "`flatpeak token list`", "`flatpeak token list`"),
+}
+
+
 class NotFound(RuleError):
-    """Nothing is stored under that id."""
+    """Nothing is stored under that id.
+
+    ``remedy`` is for a program that speaks HTTP; ``in_shell`` and ``on_page`` are for people.
+    """
 
     status = 404
+
+    def __init__(self, thing: str, value: object) -> None:
+        address, command, page = _LISTS[thing]
+        article = "an" if thing.startswith("e") else "a"
+        super().__init__(
+            rule=f"{article} {thing} must exist under that id", value=value, remedy=f"{address} lists them."
+        )
+        self.in_shell = f"{command} lists them."
+        self.on_page = f"{page} lists them."
 
 
 class Conflict(RuleError):
@@ -71,20 +96,23 @@ class TooLarge(RuleError):
     status = 413
 
 
-def broken_rule(error: BaseException) -> tuple[str, object, str] | None:
+def broken_rule(error: BaseException, *, in_shell: bool = False) -> tuple[str, object, str] | None:
     """``(rule, value, remedy)`` of any error that carries the three; None for the rest.
+
+    With ``in_shell`` the remedy is the one for the command line, where the error has one of its own.
 
     The operators have a RuleError class of their own (they import nothing of flatpeak), so the shape decides.
     """
     rule, remedy = getattr(error, "rule", None), getattr(error, "remedy", None)
     if isinstance(rule, str) and isinstance(remedy, str):
-        return rule, getattr(error, "value", None), remedy
+        shown = getattr(error, "in_shell", remedy) if in_shell else remedy
+        return rule, getattr(error, "value", None), shown
     return None
 
 
 def exit_code(error: BaseException) -> int:
     """1 when something failed, 2 when it was asked for wrongly."""
-    failed = isinstance(error, (Failure, NotFound, Conflict, Unauthorized))
+    failed = isinstance(error, (Failure, Conflict, Unauthorized))
     return 1 if failed or is_database_fault(error) else 2
 
 

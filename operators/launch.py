@@ -137,6 +137,12 @@ def parse_launch(body: object) -> Launch:
             value=body["schema_version"],
             remedy="Export the plan with the release that runs the job, or install the release that wrote it.",
         )
+    if isinstance(body, dict) and "verdict" in body:
+        raise RuleError(
+            rule="$: a job reads the launch file of a plan, not the plan itself",
+            value=str(body.get("id") or body["verdict"]),
+            remedy="Export it: flatpeak export plan.json --format launch --output launch.json.",
+        )
     _check(body, _schema(), "$")
     assert isinstance(body, dict)
     knobs = {name: _number(value) for name, value in body["launch"].items() if name != "schema_version"}

@@ -9,10 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import typer
+from pydantic import ValidationError
 
 from api.cli.app import build
 from api.cli.console import emit_error, err
 from api.errors import broken_rule, exit_code
+from cost_model.field_rules import rule_of
 
 # Typer carries click inside itself; its usage errors are reached through the one class it publishes.
 _USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
@@ -42,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         return _no_output(error, as_json=as_json)
     except Exception as error:
-        broken = broken_rule(error)
+        broken = broken_rule(error, in_shell=True)
         if broken is None and isinstance(error, _USAGE_ERROR):
             broken = _usage(error, words)
             emit_error(*broken, as_json=as_json)
@@ -80,5 +82,14 @@ def _no_output(error: OSError, *, as_json: bool) -> int:
 def _usage(error: Exception, words: list[str]) -> tuple[str, object, str]:
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "flatpeak"
+    remedy = f"Run `{command} --help`: it shows an example."
+    option, cause = getattr(error, "param", None), error.__cause__
+    if option is not None and isinstance(cause, ValidationError):
+        finding = cause.errors()[0]
+        given, name = finding["input"], getattr(option, "metavar", None) or option.name
+        if option.param_type_name == "option":
+            name = max(option.opts, key=len)
+        rule = rule_of(finding).rstrip(".").removeprefix(f"{given!r} is not ")
+        return f"{name} {rule if rule.startswith('must') else f'must be {rule}'}", given, remedy
     message = getattr(error, "format_message", lambda: str(error))()
-    return message, " ".join(words), f"Run `{command} --help`: it shows an example."
+    return message, " ".join(words), remedy

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from api.cli.amounts import tokens_of
 from api.cli.console import JsonFlag, emit_json, out, table
 from api.cli.plan import (
     ActivationBytesOption,
@@ -57,8 +58,8 @@ def check(
     spec = model_from_file(model)
     machine = cluster_from_text(cluster, nodes)
     workload = Workload(
-        context,
-        global_batch_tokens,
+        tokens_of(context, "--context"),
+        tokens_of(global_batch_tokens, "--global-batch-tokens"),
         imbalance=imbalance,
         migrated_experts=migrated_experts,
         activation_bytes=activation_bytes,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from api.cli.console import DatabaseOption, JsonFlag, emit_json, out, table
+from api.cli.groups import group_of
 from api.errors import NotFound, RuleError
 
 if TYPE_CHECKING:
@@ -20,8 +21,11 @@ if TYPE_CHECKING:
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("fit")(fit)
+    """Add the commands."""
+    group = typer.Typer(help="Fit a cost model; list the versions there are.")
+    group.command("make")(fit)
+    group.command("list")(show_all)
+    app.add_typer(group, name="fit", cls=group_of("make", bare=True))
 
 
 def fit(
@@ -50,7 +54,7 @@ def fit(
 
       flatpeak fit --cluster cluster.yaml
 
-    A fit replaces the model in force only if it predicts held-out rows better.
+    A fit replaces the model in force only if it predicts held-out rows better. `flatpeak fit list` shows all versions.
     """
     from api.cli.export import write_whole
     from api.services.specs import cluster_from_text
@@ -88,6 +92,34 @@ def fit(
         _print(answer)
 
 
+def show_all(
+    limit: Annotated[int, typer.Option("--limit", min=1, max=500, help="Most versions to list.")] = 20,
+    database: DatabaseOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """List cost models, newest first.
+
+    Example:
+
+      flatpeak fit list --limit 5
+    """
+    from api.services.catalog import list_cost_models
+    from api.services.store import open_database
+
+    store = open_database(database)
+    with store.reading() as session:
+        page = list_cost_models(session, cursor=None, limit=limit, hardware_id=None)
+    store.close()
+    if as_json:
+        emit_json(page.model_dump())
+        return
+    rows = [
+        (one.id, one.hardware_id, str(one.version), "yes" if one.promoted else "no", one.created_at or "")
+        for one in page.items
+    ]
+    out.print(table("Cost models", ("id", "hardware", "version", "in force", "created"), rows, numeric=(2,)))
+
+
 def _samples(session: Session, sweeps: list[str] | None) -> pd.DataFrame:
     import pandas as pd
 
@@ -96,11 +128,7 @@ def _samples(session: Session, sweeps: list[str] | None) -> pd.DataFrame:
     repository = SampleRepository(session)
     for sweep_id in sweeps or []:
         if SweepRepository(session).find(sweep_id) is None:
-            raise NotFound(
-                rule="a sweep must exist",
-                value=sweep_id,
-                remedy="`flatpeak sweep list` shows the sweeps there are.",
-            )
+            raise NotFound("sweep", sweep_id)
     frames = [repository.frame(sweep_id=one) for one in sweeps] if sweeps else [repository.frame()]
     samples = pd.concat(frames, ignore_index=True)
     if samples.empty:

@@ -9,10 +9,13 @@ import typer
 from rich.console import Group
 from rich.text import Text
 
+from api.cli.amounts import tokens_of
 from api.cli.console import DatabaseOption, JsonFlag, emit_json, out, table
+from api.cli.groups import group_of
 from api.errors import RuleError
 from api.plan_text import fitting_lines
 from api.units import bytes_text, seconds_text
+from cost_model.field_rules import rule_of
 
 ModelOption = Annotated[
     Path, typer.Option("--model", metavar="CONFIG.json", help="A Hugging Face config.json, or a full spec.")
@@ -22,9 +25,11 @@ ClusterOption = Annotated[
     typer.Option("--cluster", metavar="PRESET|FILE", help="hgx-h200, hgx-h100, hgx-b200, or a cluster file."),
 ]
 NodesOption = Annotated[int | None, typer.Option("--nodes", help="Nodes of the cluster.")]
-ContextOption = Annotated[int, typer.Option("--context", metavar="TOKENS", help="Length of one sequence.")]
+ContextOption = Annotated[
+    str, typer.Option("--context", metavar="TOKENS", help="Length of one sequence: 131072, or 128K.")
+]
 BatchOption = Annotated[
-    int,
+    str,
     typer.Option(
         "--global-batch-tokens", metavar="TOKENS", help="Tokens of one update, a multiple of the context."
     ),
@@ -45,15 +50,22 @@ ActivationBytesOption = Annotated[
 FixOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--fix", metavar="KEY=VALUE", help="Hold a launch key fast, e.g. --fix expert_degree=8; repeatable."
+        "--fix", metavar="KEY=VALUE", help="Hold a launch key fast, e.g. --fix chunk_tokens=8K; repeatable."
     ),
 ]
+_TOKEN_KEYS = ("max_tokens_per_rank", "chunk_tokens", "strip_rows")
 _STYLES = {"fits": "bold green", "at_risk": "bold yellow", "does_not_fit": "bold red"}
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("plan")(plan)
+    """Add the commands."""
+    from api.cli import plans
+
+    group = typer.Typer(help="Plan a run; list and show the plans that were kept.")
+    group.command("make")(plan)
+    group.command("list")(plans.show_all)
+    group.command("show")(plans.show)
+    app.add_typer(group, name="plan", cls=group_of("make", bare=True))
 
 
 def plan(
@@ -83,6 +95,7 @@ def plan(
       flatpeak plan --model config.json --cluster hgx-h200 --nodes 1 \\
         --context 131072 --global-batch-tokens 524288
 
+    `flatpeak plan list` and `flatpeak plan show PLAN_ID` read what --save has kept.
     With --database, what sweeps measured on exactly this hardware stands in for the model where the shape is the
     same. Exits with 1 when nothing fits, and says what would.
     """
@@ -94,8 +107,8 @@ def plan(
     spec = model_from_file(model)
     machine = cluster_from_text(cluster, nodes)
     workload = Workload(
-        context,
-        global_batch_tokens,
+        tokens_of(context, "--context"),
+        tokens_of(global_batch_tokens, "--global-batch-tokens"),
         imbalance=imbalance,
         migrated_experts=migrated_experts,
         activation_bytes=activation_bytes,
@@ -144,15 +157,23 @@ def pins_from_words(words: list[str]) -> dict[str, Any]:
             value=words,
             remedy="For example --fix expert_degree=8 --fix optimizer_engine=stream.",
         )
+    unknown = [key for key in pairs if key not in PinsBody.model_fields]
+    if unknown:
+        raise RuleError(
+            rule="--fix holds launch keys fast",
+            value=unknown[0],
+            remedy=f"Choose among {', '.join(PinsBody.model_fields)}.",
+        )
+    values: dict[str, Any] = {
+        key: tokens_of(text, f"--fix {key}") if key in _TOKEN_KEYS else text for key, text in pairs.items()
+    }
     try:
-        return PinsBody.model_validate(pairs).given()
+        return PinsBody.model_validate(values).given()
     except ValidationError as error:
         first = error.errors()[0]
         key = str(first["loc"][0])
         raise RuleError(
-            rule=f"--fix {key}: {first['msg']}",
-            value=pairs.get(key),
-            remedy=f"Keys that can be held fast: {', '.join(PinsBody.model_fields)}.",
+            rule=f"--fix {key} {rule_of(first)}", value=pairs[key], remedy=f"Give {key} another value."
         ) from None
 
 

@@ -65,6 +65,10 @@ def replay(
 
     A launch draws its repeats anew from the recorded ones, so seeds differ. Every operator, provider and shape of
     the file is replayed for itself.
+
+    Columns: launches until a point within 2 % of the best one was found (median of the seeds, and the worst of
+    them); launches made; launches of points over the limit (median, and the most of any seed); how far the point
+    recommended in the end lies above the best.
     """
     from tuner.replay import STRATEGIES, Options
     from tuner.replay import replay as run
@@ -102,11 +106,7 @@ def _samples(source: str, database: str | None) -> pd.DataFrame:
     try:
         with store.reading() as session:
             if SweepRepository(session).find(source) is None:
-                raise NotFound(
-                    rule="a sweep must exist",
-                    value=source,
-                    remedy="`flatpeak sweep list` shows the sweeps there are.",
-                )
+                raise NotFound("sweep", source)
             return SampleRepository(session).frame(sweep_id=source)
     finally:
         store.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.progress import (
@@ -18,8 +18,8 @@ from rich.progress import (
 
 from api.cli.console import DatabaseOption, JsonFlag, emit_json, err, facts, out, table
 from api.cli.executors import ExecutorOption, RayAddressOption
+from api.cli.groups import group_of
 from api.cli.stopping import Stopping
-from api.errors import NotFound, RuleError
 from api.units import bytes_text, seconds_text
 
 if TYPE_CHECKING:
@@ -38,21 +38,7 @@ def register(app: typer.Typer) -> None:
     group.command("list")(show_all)
     group.command("show")(show)
     group.command("cancel")(cancel)
-    app.add_typer(group, name="sweep", cls=_run_by_default())
-
-
-def _run_by_default() -> Any:
-    """A group for which ``sweep FILE`` means ``sweep run FILE``."""
-    from typer.core import TyperGroup
-
-    class RunByDefault(TyperGroup):
-        def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-            words = [word for word in args if not word.startswith("-")]
-            if words and words[0] not in self.commands:
-                args = ["run", *args]
-            return super().parse_args(ctx, args)
-
-    return RunByDefault
+    app.add_typer(group, name="sweep", cls=group_of("run", bare=False))
 
 
 def run(  # noqa: PLR0917 - options of a command
@@ -122,6 +108,12 @@ def _made_before(store: Database, spec: SweepSpec) -> str | None:
     return None
 
 
+def progress_note(now: SweepProgress) -> str:
+    """Trials by state, those that wait left out, and the best latency so far."""
+    note = " ".join(f"{state} {number}" for state, number in sorted(now.counts.items()) if state != "queued")
+    return note if now.best_latency_s is None else f"{note} · best {seconds_text(now.best_latency_s)}"
+
+
 class _Live:
     """A progress bar on stderr; a line a trial where stderr is no terminal; nothing with ``quiet``."""
 
@@ -148,11 +140,7 @@ class _Live:
         self._bar.stop()
 
     def update(self, now: SweepProgress) -> None:
-        note = " ".join(
-            f"{state} {number}" for state, number in sorted(now.counts.items()) if state != "queued"
-        )
-        if now.best_latency_s is not None:
-            note += f" · best {seconds_text(now.best_latency_s)}"
+        note = progress_note(now)
         self._bar.update(self._task, completed=now.ended, total=now.total, note=note)
         if self._bar.disable and not self._quiet and now.ended != self._ended:
             err.print(f"{self._id} {now.ended}/{now.total} {note}", markup=False)
@@ -237,12 +225,7 @@ def _report(store: Database, sweep_id: str, as_json: bool) -> None:
     from api.services.sweeps import get_sweep, list_trials
 
     with store.reading() as session:
-        try:
-            sweep = get_sweep(session, sweep_id)
-        except NotFound as error:
-            raise RuleError(
-                rule=error.rule, value=error.value, remedy="`flatpeak sweep list` shows the sweeps there are."
-            ) from error
+        sweep = get_sweep(session, sweep_id)
         trials = list_trials(session, sweep_id, cursor=None, limit=10_000, states=set(), knobs={}).items
     if as_json:
         emit_json({**sweep.model_dump(), "items": [trial.model_dump() for trial in trials]})

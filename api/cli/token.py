@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from api.cli.console import DatabaseOption, JsonFlag, emit_json, err, out, table
-from api.errors import NotFound
+from api.errors import Conflict, NotFound
 from api.schemas.common import timestamp
 from db.tables import Token
 
@@ -110,14 +110,16 @@ def revoke(
 
     store = open_database(database)
     with store.session() as session:
-        ended = TokenRepository(session).revoke(token_id)
+        tokens = TokenRepository(session)
+        ended = tokens.revoke(token_id)
+        known = any(row.id == token_id for row in tokens.all())
     store.close()
-    if not ended:
-        raise NotFound(
-            rule="only a token that exists and is not revoked can be revoked",
-            value=token_id,
-            remedy="`flatpeak token list` shows them.",
+    if not ended and known:
+        raise Conflict(
+            rule="a token can be revoked once", value=token_id, remedy="Nothing is left to do: it has ended."
         )
+    if not ended:
+        raise NotFound("token", token_id)
     if as_json:
         emit_json({"id": token_id, "revoked": True})
     else:

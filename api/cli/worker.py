@@ -9,6 +9,7 @@ import typer
 from api.cli.console import DatabaseOption, JsonFlag, emit_json, err
 from api.cli.executors import ExecutorOption, RayAddressOption
 from api.cli.stopping import Stopping
+from api.cli.sweep import progress_note
 
 if TYPE_CHECKING:
     from tuner.sweep import SweepProgress
@@ -48,7 +49,7 @@ def worker(
         if told.get(now.sweep_id) != now.ended:
             told[now.sweep_id] = now.ended
             if not as_json:
-                err.print(f"{now.sweep_id} {now.ended}/{now.total}", markup=False)
+                err.print(f"{now.sweep_id} {now.ended}/{now.total} {progress_note(now)}", markup=False)
 
     runner = Worker(store, lambda: make_executor(executor, ray_address), progress=tell)
     if not as_json:

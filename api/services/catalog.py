@@ -49,9 +49,7 @@ def get_cost_model(session: Session, cost_model_id: str) -> CostModelDetail:
     """
     row = CostModelRepository(session).find(cost_model_id)
     if row is None:
-        raise NotFound(
-            rule="a cost model must exist", value=cost_model_id, remedy="GET /v1/cost-models lists them."
-        )
+        raise NotFound("cost model", cost_model_id)
     return CostModelDetail(**_cost_model(row), model=row.model_json)
 
 
@@ -92,7 +90,7 @@ def get_model(session: Session, model_id: str) -> StoredSpec:
     """
     row = ModelRepository(session).find(model_id)
     if row is None:
-        raise NotFound(rule="a stored model must exist", value=model_id, remedy="GET /v1/models lists them.")
+        raise NotFound("stored model", model_id)
     return _stored(row)
 
 
@@ -127,9 +125,7 @@ def get_cluster(session: Session, cluster_id: str) -> StoredSpec:
     """
     row = ClusterRepository(session).find(cluster_id)
     if row is None:
-        raise NotFound(
-            rule="a stored cluster must exist", value=cluster_id, remedy="GET /v1/clusters lists them."
-        )
+        raise NotFound("stored cluster", cluster_id)
     return _stored(row)
 
 

@@ -41,11 +41,7 @@ def stored_cost_model(session: Session, cost_model_id: str) -> CostModel:
     """
     row = CostModelRepository(session).find(cost_model_id)
     if row is None:
-        raise NotFound(
-            rule="a stored cost model must exist",
-            value=cost_model_id,
-            remedy="GET /v1/cost-models lists them.",
-        )
+        raise NotFound("cost model", cost_model_id)
     return cost_model_of(row)
 
 
@@ -141,7 +137,7 @@ def get_plan(session: Session, plan_id: str) -> dict[str, Any]:
     """
     row = PlanRepository(session).find(plan_id)
     if row is None:
-        raise NotFound(rule="a plan must exist", value=plan_id, remedy="GET /v1/plans lists them.")
+        raise NotFound("plan", plan_id)
     return plan_view(row)
 
 

@@ -137,7 +137,7 @@ def model_of(ref: ModelRef, session: Session) -> ModelSpec:
         return example_model(ref.example)
     row = ModelRepository(session).find(str(ref.id))
     if row is None:
-        raise NotFound(rule="a stored model must exist", value=ref.id, remedy="GET /v1/models lists them.")
+        raise NotFound("stored model", ref.id)
     return model_from_mapping(row.spec_json, name=row.name)
 
 
@@ -154,9 +154,7 @@ def cluster_of(ref: ClusterRef, session: Session) -> ClusterSpec:
         return with_nodes(read_cluster(ref.spec), ref.nodes)
     row = ClusterRepository(session).find(str(ref.id))
     if row is None:
-        raise NotFound(
-            rule="a stored cluster must exist", value=ref.id, remedy="GET /v1/clusters lists them."
-        )
+        raise NotFound("stored cluster", ref.id)
     return with_nodes(read_cluster(row.spec_json), ref.nodes)
 
 
@@ -172,7 +170,7 @@ def example_model(name: str) -> ModelSpec:
         NotFound: there is none of that name.
     """
     if name not in example_names():
-        raise NotFound(rule="an example model must exist", value=name, remedy="GET /v1/models lists them.")
+        raise NotFound("example model", name)
     return model_from_file(EXAMPLES / f"{name}.json")
 
 

@@ -112,7 +112,7 @@ def get_sweep(session: Session, sweep_id: str) -> Sweep:
     sweeps = SweepRepository(session)
     row = sweeps.find(sweep_id)
     if row is None:
-        raise NotFound(rule="a sweep must exist", value=sweep_id, remedy="GET /v1/sweeps lists them.")
+        raise NotFound("sweep", sweep_id)
     return sweep_view(row, sweeps.counts(sweep_id))
 
 
@@ -188,9 +188,7 @@ def get_trial(session: Session, trial_id: str) -> TrialDetail:
     trials = TrialRepository(session)
     row = trials.find(trial_id)
     if row is None:
-        raise NotFound(
-            rule="a trial must exist", value=trial_id, remedy="GET /v1/sweeps/{id}/trials lists them."
-        )
+        raise NotFound("trial", trial_id)
     sweep = get_sweep(session, row.sweep_id)
     return TrialDetail(
         **_trial_fields(row),

@@ -51,7 +51,8 @@ def install(app: FastAPI) -> None:
 
 def _missing(request: Request, error: NotFound | BadRequest) -> Response:
     title = "Not found" if isinstance(error, NotFound) else "Not a page of this list"
-    context = {"title": title, "rule": error.rule, "value": error.value, "remedy": error.remedy}
+    remedy = error.on_page if isinstance(error, NotFound) else error.remedy
+    context = {"title": title, "rule": error.rule, "value": error.value, "remedy": remedy}
     return render(request, "problem.html", context, status=error.status)
 
 

@@ -182,3 +182,10 @@ def test_the_reader_imports_nothing_beyond_the_standard_library() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_plan_is_no_launch_file_and_is_told_how_to_become_one() -> None:
+    with pytest.raises(RuleError) as refused:
+        parse_launch({"verdict": "fits", "id": "pln_1", "launch": _CONFIG.to_json()})
+    assert refused.value.value == "pln_1"
+    assert "flatpeak export" in refused.value.remedy
