@@ -24,6 +24,7 @@ from tuner.sweep import SweepProgress, progress_of
 
 ROOT = Path(__file__).parents[2]
 MODEL = str(ROOT / "examples" / "models" / "gpt-oss-20b.json")
+PLAN = ("plan", "--model", MODEL, "--cluster", "hgx-h200")
 
 
 @pytest.fixture(autouse=True)
@@ -44,8 +45,7 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[
 UNKNOWN = (
     ["export", "pln_none"],
     ["plan", "show", "pln_none"],
-    ["plan", "--model", MODEL, "--cluster", "hgx-h200", "--context", "1K", "--global-batch-tokens", "1K"]
-    + ["--cost-model", "cm_none"],
+    [*PLAN, "--context", "1K", "--global-batch-tokens", "1K", "--cost-model", "cm_none"],
     ["sweep", "show", "swp_none"],
     ["sweep", "cancel", "swp_none"],
     ["replay", "swp_none"],
