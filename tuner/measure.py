@@ -13,6 +13,7 @@ import torch
 
 from operators.dry_run import PeakTracker
 from operators.ranks import LoopbackRanks, Ranks
+from tuner.environment import Watch
 from tuner.front import SLOWEST_MODE, Point, out_of_reach
 from tuner.registry import OperatorAdapter, Runnable
 from tuner.space import Config
@@ -66,13 +67,14 @@ def measure_rank(ranks: Ranks, payload: dict[str, Any], report: Report) -> dict[
         ``samples``: rows ``[pass, repeat, seconds, allocated_bytes, reserved_bytes]``; ``peak_source``;
         ``base_bytes`` (inputs and weights), ``host_locked_bytes``, ``device_used_bytes``, ``warmups``,
         ``error`` and ``tolerance`` of the check against the reference; ``pruned``, the (peak, seconds) of the
-        point that put this one out of reach, or None.
+        point that put this one out of reach, or None; ``watch``, what surrounded it (:meth:`Watch.answer`).
     """
     from tuner.executors.rank_process import load
 
     request = MeasureRequest(**payload)
     adapter: OperatorAdapter = load(request.adapter)
     cuda = request.device == "cuda"
+    watch = Watch(request.device)
     whole: Ranks = ranks
     if request.loopback is not None:
         ranks, whole = LoopbackRanks(1), LoopbackRanks(request.loopback)
@@ -120,6 +122,7 @@ def measure_rank(ranks: Ranks, payload: dict[str, Any], report: Report) -> dict[
         "base_bytes": base_bytes,
         "host_locked_bytes": runnable.host_locked_bytes,
         "device_used_bytes": device_used,
+        "watch": watch.answer(),
         "warmups": warmups,
         "error": error if math.isfinite(error) else None,
         "tolerance": tolerance,

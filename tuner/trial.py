@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from time import monotonic, sleep
 from typing import Any
 
@@ -12,6 +12,7 @@ from db.lifecycle import TrialState
 from db.repositories import Claim, ClaimLost, SampleRepository, SweepRepository, TrialRepository
 from db.repositories.samples import NewSample
 from db.session import Database, DatabaseUnreachable
+from tuner.environment import environment_of
 from tuner.executors.base import Executor, GangOutcome, GangTask, OutcomeKind, Site
 from tuner.fingerprint import commit
 from tuner.front import Point, front, slack
@@ -244,6 +245,7 @@ def _answer(outcome: GangOutcome, spec: SweepSpec, limit_bytes: int) -> Answer:
     modes = split_modes(totals)
     reserved = [s.reserved_bytes for s in samples if s.reserved_bytes is not None]
     used = [one["device_used_bytes"] for one in measured if one["device_used_bytes"] is not None]
+    environment, flags = environment_of(measured)
     result = {
         "fast_s": modes.fast_s,
         "slow_s": modes.slow_s,
@@ -260,6 +262,8 @@ def _answer(outcome: GangOutcome, spec: SweepSpec, limit_bytes: int) -> Answer:
         "warmups": max(one["warmups"] for one in measured),
         "error": error,
         "tolerance": tolerance,
+        "environment": environment,
+        "flags": [asdict(flag) for flag in flags],
     }
     state, kind, reason = TrialState.SUCCEEDED, None, None
     if wrong:
