@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,14 +16,19 @@ from optuna.samplers import BaseSampler, GPSampler, TPESampler
 from optuna.trial import FrozenTrial, create_trial
 from optuna.trial import TrialState as StudyState
 
+from tuner.proposals_gp import ListedGPSampler
 from tuner.space import Config, Knob, Space, config_id
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 
 _STARTUP_TRIALS = 6
+_MOST_LISTED = 4096
+"""A Gaussian process is asked about every open point of a space up to this size."""
 # A sampler may ask for a point again. TPE draws anew each time; a Gaussian process hardly changes its mind, and
 # each time costs a fit.
-_ASKS = {"tpe": 24, "gp": 3}
+_ASKS = {"tpe": 24, "gp": 6}
+_TOLD_OUT = 0.1
+"""Constraint of a point that ran out of memory where nobody knows by how much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +71,11 @@ def propose(
 def _ask(
     strategy: str, space: Space, known: Sequence[Known], taken: set[str], *, seed: int, limit_bytes: int
 ) -> Config | None:
-    study = optuna.create_study(sampler=_sampler(strategy, seed + len(known)), direction="minimize")
-    for one in known:
-        study.add_trial(_told(space, one, known, limit_bytes))
+    sampler = _sampler(strategy, space, taken, seed=seed + len(known))
+    study = optuna.create_study(sampler=sampler, direction="minimize")
+    constraints = told_constraints(known, limit_bytes)
+    for one, told in zip(known, constraints, strict=True):
+        study.add_trial(_told(space, one, known, told))
     for _ in range(_ASKS[strategy]):
         trial = study.ask()
         config: Config = {}
@@ -95,10 +103,13 @@ def _first_new(points: Iterable[Config], taken: set[str]) -> Config | None:
     return next((point for point in points if config_id(point) not in taken), None)
 
 
-def _sampler(strategy: str, seed: int) -> BaseSampler:
-    if strategy == "gp":
+def _sampler(strategy: str, space: Space, taken: set[str], *, seed: int) -> BaseSampler:
+    if strategy == "tpe":
+        return TPESampler(seed=seed, n_startup_trials=_STARTUP_TRIALS, constant_liar=True)
+    if space.size > _MOST_LISTED:
         return GPSampler(seed=seed, n_startup_trials=_STARTUP_TRIALS, warn_independent_sampling=False)
-    return TPESampler(seed=seed, n_startup_trials=_STARTUP_TRIALS)
+    free = [_params(space, config)[0] for config in space.grid() if config_id(config) not in taken]
+    return ListedGPSampler(free, seed=seed, n_startup_trials=_STARTUP_TRIALS)
 
 
 def _distribution(knob: Knob) -> BaseDistribution:
@@ -114,24 +125,38 @@ def _suggest(trial: optuna.Trial, knob: Knob) -> int:
     return int(trial.suggest_categorical(knob.name, list(range(len(knob.values)))))
 
 
-def _told(space: Space, one: Known, known: Sequence[Known], limit_bytes: int) -> FrozenTrial:
+def told_constraints(known: Sequence[Known], limit_bytes: int) -> list[dict[str, float]]:
+    """What every trial breaks of the memory limit: positive where it does, one dictionary a trial.
+
+    All trials get the same constraints (Optuna's Gaussian process insists). One that nobody knows anything of, or
+    that every trial keeps by half of the limit and more, is left out: it would cost a fit and say nothing.
+    """
+    every = [
+        {
+            "bound": -1.0 if one.bound_bytes is None else one.bound_bytes / limit_bytes - 1.0,
+            "peak": -1.0 if one.peak_bytes is None else one.peak_bytes / limit_bytes - 1.0,
+        }
+        for one in known
+    ]
+    for one, told in zip(known, every, strict=True):
+        if one.out_of_memory:
+            told["peak"] = max(told["peak"], told["bound"], _TOLD_OUT)
+    speaking = [name for name in ("bound", "peak") if max((t[name] for t in every), default=-1.0) > -0.5]
+    return [{name: told[name] for name in speaking} for told in every]
+
+
+def _told(space: Space, one: Known, known: Sequence[Known], constraints: Mapping[str, float]) -> FrozenTrial:
     params, distributions = _params(space, one.config)
     if not one.ended:
         return create_trial(state=StudyState.RUNNING, params=params, distributions=distributions)
     if one.failed:
         return create_trial(state=StudyState.FAIL, params=params, distributions=distributions)
     value = one.latency_s if one.latency_s is not None else expected_latency_s(space, one.config, known)
-    # Told as failed, an infeasible point teaches nothing and the sampler walks back to it. So it is told as
-    # complete, with constraints above zero; and every trial gets every constraint, as GPSampler insists.
-    bound = -1.0 if one.bound_bytes is None else one.bound_bytes / limit_bytes - 1.0
-    peak = -1.0 if one.peak_bytes is None else one.peak_bytes / limit_bytes - 1.0
-    if one.out_of_memory:
-        peak = max(peak, bound, 0.1)
+    # Latencies span decades, and a Gaussian process wants one scale: their logarithms are told.
+    # Told as failed, an infeasible point teaches nothing and the sampler walks back to it: it is told as complete,
+    # with constraints above zero.
     return create_trial(
-        value=value,
-        params=params,
-        distributions=distributions,
-        constraints={"bound": bound, "peak": peak},
+        value=math.log(value), params=params, distributions=distributions, constraints=dict(constraints)
     )
 
 

@@ -33,6 +33,17 @@ class KnobKernel:
             logs = [math.log(max(v, least)) for v in values]
             self._scales[knob.name] = (least, min(logs), max(max(logs) - min(logs), 1e-9))
 
+    def places(self, points: Sequence[Mapping[str, Any]]) -> npt.NDArray[np.float64]:
+        """Ordered knobs within [-1/2, 1/2], 0 where a point has none of one, and 0 or 1 for every word; [n, d]."""
+        columns = [
+            [(math.log(max(float(p[name]), least)) - low) / span - 0.5 if name in p else 0.0 for p in points]
+            for name, (least, low, span) in self._scales.items()
+        ]
+        for name in self._words:
+            words = [str(p.get(name, "")) for p in points]
+            columns += [[0.5 * (word == one) for word in words] for one in sorted(set(words))]
+        return np.array(columns, dtype=np.float64).reshape(len(columns), len(points)).T
+
     def matrix(self, points: Sequence[Mapping[str, Any]], reach: float) -> npt.NDArray[np.float64]:
         """Correlations of all pairs, [n, n].
 

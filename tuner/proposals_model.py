@@ -24,10 +24,13 @@ import numpy.typing as npt
 from scipy.special import log_ndtr, ndtr
 
 from cost_model.calibration_fit import Z90, fit_operator
+from cost_model.errors import RuleError
 from cost_model.rates import CostModel, Rate, RateView
 from cost_model.sample_formulas import FITTED, fitted_rates, sample_seconds
 from cost_model.samples import Observation
 from tuner.proposals_kernel import KnobKernel
+from tuner.proposals_peak import Needed, chances
+from tuner.routing_rows import routing_values
 from tuner.space import Config, Scalar, Space, config_id
 
 Array = npt.NDArray[np.float64]
@@ -47,6 +50,10 @@ _REACHES = (0.25, 0.6, 1.5)
 _ROUGH = 0.1
 """Share of the deviation's variance that a neighbour tells nothing of: launches and caches are no smooth functions."""
 _NEARLY = 0.02
+_ENOUGH_LOST, _LIKELY = 2, 0.5
+"""Launches that ran out of memory, after which nothing is launched that probably does; unless nothing was measured."""
+_SURELY = 0.95
+"""Of the best chance to fit: points above it stay open where none is as sure as it should be."""
 _STEP = 1e-4
 _OTHER_SHAPE = 0.3
 _SCALAR_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
@@ -90,6 +97,7 @@ class Problem:
         shape: with ``ranks``.
         prior: the cost model that the rates start from.
         warm: older measurements of this hardware; those of other shapes inform the rates first of all.
+        bound_rules: Eq. 6 refuses points. Without it the bounds, where known, only say how peaks compare.
     """
 
     formula: str | None
@@ -98,6 +106,7 @@ class Problem:
     candidates: tuple[Candidate, ...]
     prior: CostModel
     warm: tuple[Observation, ...] = ()
+    bound_rules: bool = True
 
     @staticmethod
     def of(
@@ -110,13 +119,15 @@ class Problem:
         candidates: Iterable[Candidate],
         prior: CostModel,
         warm: Iterable[Observation] = (),
+        bound_rules: bool = True,
     ) -> Problem:
         """The formula is used for our own operators only; baselines run another schedule.
 
         Where it lacks a size it is left aside, and so are older rows that lack one.
         """
         formula = operator if provider == "flatpeak" and operator in FITTED else None
-        one = Problem(formula, {**shape, "ranks": ranks}, space, tuple(candidates), prior)
+        whole = {**_routing(operator, shape, ranks), **shape, "ranks": ranks}
+        one = Problem(formula, whole, space, tuple(candidates), prior, bound_rules=bound_rules)
         if formula is None or not all(
             _has_formula(prior, formula, one.values(c.config)) for c in one.candidates
         ):
@@ -150,6 +161,16 @@ class Suggestion:
     high_s: float
 
 
+def _routing(operator: str, shape: Mapping[str, Any], ranks: int) -> dict[str, float]:
+    """A router's profile as the numbers that the formula reads; nothing where it is not known."""
+    if operator != "pipelined_llep":
+        return {}
+    try:
+        return routing_values(shape, ranks)
+    except (KeyError, RuleError):
+        return {}
+
+
 def _has_formula(prior: CostModel, operator: str, values: Mapping[str, Any]) -> bool:
     try:
         sample_seconds(prior.view(), operator, values, _BOTH)
@@ -164,8 +185,8 @@ def suggest(
     *,
     taken: Iterable[Config],
     limit_bytes: int,
-    out_of_memory: Sequence[Candidate] = (),
-    peaks: Sequence[tuple[int, int]] = (),
+    needed: Sequence[Needed] = (),
+    running: Sequence[Config] = (),
     seed: int = 0,
     stop_gain: float = STOP_GAIN,
 ) -> Suggestion | None:
@@ -173,51 +194,82 @@ def suggest(
 
     Eq. 6 is a hard constraint: no point is proposed whose bound exceeds the limit. The bound is corrected by what
     was seen: a peak above its bound raises all bounds by that ratio, and no point is proposed whose bound reaches
-    that of one that ran out of memory.
+    that of one that ran out of memory. Where no bound rules, peaks are learned from the launches, the improvement is
+    weighed by the chance to fit, and every launch that ran out of memory asks for a better chance.
 
     Args:
-        taken: configurations that were launched, are running, or failed.
-        peaks: (bound, measured peak) of measured points, in bytes.
-        out_of_memory: points that were launched and did not fit.
+        taken: configurations that were launched or failed.
+        needed: memory of launched points, those that ran out of it included.
+        running: launched, not measured yet: taken as measured at the mean, so that their neighbours wait for them.
         seed: decides between points whose expected improvements are within 2 % of the largest.
         stop_gain: share of the best latency; the search ends when no point promises more.
     """
-    gone = {config_id(c) for c in taken} | {config_id(s.config) for s in seen}
-    excess = max([1.0, *(peak / bound for bound, peak in peaks if bound > 0)])
-    over = min((c.bound_bytes for c in out_of_memory if c.bound_bytes is not None), default=None)
-    fitting = [
-        c
-        for c in problem.candidates
-        if config_id(c.config) not in gone
-        and (
-            c.bound_bytes is None
-            or (c.bound_bytes * excess <= limit_bytes and (over is None or c.bound_bytes < over))
-        )
-    ]
+    gone = {config_id(c) for c in (*taken, *running, *(s.config for s in seen))}
+    open_ = [c for c in problem.candidates if config_id(c.config) not in gone]
+    fitting = _within_bounds(problem, open_, needed, limit_bytes)
     if not fitting:
         return None
     configs = [c.config for c in fitting]
-    beliefs = _beliefs(problem, seen, configs)
+    beliefs = _beliefs(problem, seen, configs, running)
     mean = sum((b.weight * b.mean for b in beliefs), np.zeros(len(configs)))
     spread = sum((b.weight * (b.sd**2 + (b.mean - mean) ** 2) for b in beliefs), np.zeros(len(configs)))
-    if not seen:
+    first = not seen and not running
+    if first:
         gains = np.exp(mean.min() - mean)
-        expected = math.inf
     else:
         gains = sum((b.weight * _improvement(b.mean, b.sd, b.best) for b in beliefs), np.zeros(len(configs)))
-        expected = float(gains.max())
-        if len(seen) >= _FEWEST and expected < stop_gain:
-            return None
-    nearly = np.flatnonzero(gains >= (1 - _NEARLY) * gains.max())
-    chosen = int(np.random.default_rng(seed + 7919 * len(seen)).choice(nearly))
+    chance, asked = _chances(problem, fitting, needed, limit_bytes)
+    gains = gains * chance
+    safe = chance >= asked
+    if seen and _lost(needed, limit_bytes) >= _ENOUGH_LOST and float(chance.max()) < _LIKELY:
+        return None
+    if len(seen) >= _FEWEST and float(gains.max()) < stop_gain:
+        return None
+    if len(seen) >= _FEWEST and float(gains[safe].max()) < stop_gain:
+        # all that promises anything may not fit: the least certain of the safe points tells most of the others
+        nearly = np.flatnonzero(safe & (chance <= chance[safe].min()))
+    else:
+        nearly = np.flatnonzero(safe & (gains >= (1 - _NEARLY) * gains[safe].max()))
+    chosen = int(np.random.default_rng(seed + 7919 * (len(seen) + len(running))).choice(nearly))
     centre, width = float(mean[chosen]), Z90 * math.sqrt(float(spread[chosen]))
     return Suggestion(
         configs[chosen],
-        float(gains[chosen]) if seen else math.inf,
+        math.inf if first else float(gains[chosen]),
         math.exp(centre),
         math.exp(centre - width),
         math.exp(centre + width),
     )
+
+
+def _within_bounds(
+    problem: Problem, points: Sequence[Candidate], needed: Sequence[Needed], limit_bytes: int
+) -> list[Candidate]:
+    """Points that Eq. 6, corrected by the peaks there were, lets through."""
+    if not problem.bound_rules:
+        return list(points)
+    bounded = [(n.bound_bytes, n.peak_bytes) for n in needed if n.bound_bytes]
+    excess = max([1.0, *(peak / bound for bound, peak in bounded if peak is not None)])
+    over = min((bound for bound, peak in bounded if peak is None), default=math.inf)
+    return [
+        c
+        for c in points
+        if c.bound_bytes is None or (c.bound_bytes * excess <= limit_bytes and c.bound_bytes < over)
+    ]
+
+
+def _chances(
+    problem: Problem, points: Sequence[Candidate], needed: Sequence[Needed], limit_bytes: int
+) -> tuple[Array, float]:
+    """Chance of every point to fit (1 where Eq. 6 rules), and the least that a launch may have."""
+    if problem.bound_rules and all(c.bound_bytes is not None for c in points):
+        return np.ones(len(points)), 1.0
+    found = chances(problem.kernel, [(c.config, c.bound_bytes) for c in points], needed, limit_bytes)
+    asked = 1.0 - 0.5 ** (1 + _lost(needed, limit_bytes))
+    return found, min(asked, _SURELY * float(found.max()))
+
+
+def _lost(needed: Sequence[Needed], limit_bytes: int) -> int:
+    return sum(one.peak_bytes is None or one.peak_bytes > limit_bytes for one in needed)
 
 
 def _improvement(mean: Array, sd: Array, best: float) -> Array:
@@ -245,29 +297,31 @@ class _Belief:
     best: float
 
 
-def _beliefs(problem: Problem, seen: Sequence[Seen], configs: Sequence[Config]) -> list[_Belief]:
+def _beliefs(
+    problem: Problem, seen: Sequence[Seen], configs: Sequence[Config], running: Sequence[Config] = ()
+) -> list[_Belief]:
     """Posteriors of log seconds of ``configs``.
 
     Few rows tell little about the deviation's size and reach, so all that explain them are kept by their weight: the
-    likeliest alone would be too sure of itself, and end the search too soon.
+    likeliest alone would be too sure of itself, and end the search too soon. Points that run are taken as measured
+    at their mean: means stay as they are, and what they will tell is no longer worth a launch elsewhere.
     """
     warm = problem.warm if problem.formula is not None else ()
     structure = _Structure(problem, seen, warm)
-    points = [problem.values(c) for c in [s.config for s in seen] + list(configs)]
+    asked = [*configs, *running]
+    points = [problem.values(c) for c in [s.config for s in seen] + asked]
     passes = _passes(seen, warm)
     every = [(values, passes) for values in points] + [(w.values, (w.pass_name,)) for w in warm]
     prior_mean, jacobian = structure.linear(every)
-    count, new = len(seen), len(configs)
-    measured = [*range(count), *range(count + new, len(every))]
+    count, new = len(seen), len(asked)
+    rows = np.array([*range(count), *range(count + new, len(every))], dtype=np.intp)
+    live = np.arange(count + len(configs), count + new)
     logs = np.array([math.log(s.total_s) for s in seen] + [math.log(w.seconds) for w in warm])
-    shared = (jacobian * structure.variance) @ jacobian.T
-    candidates = np.arange(count, count + new)
-    if not measured:
-        spread = np.diag(shared)[candidates] + _USUAL_DEVIATION**2
-        return [_Belief(1.0, prior_mean[candidates], np.sqrt(spread), math.inf)]
     noise = np.array([max(s.noise, _PRUNED_SD if s.pruned else _NOISE_SD) for s in seen] + [0.03] * len(warm))
-    rows = np.array(measured)
     other = np.array([False] * (count + new) + [not _same_shape(problem.shape, w.values) for w in warm])
+    shared = (jacobian * structure.variance) @ jacobian.T
+    candidates = np.arange(count, count + len(configs))
+    best = [*range(count), *live]
     left = logs - prior_mean[rows]
     kernels = {reach: _deviation(problem, every, other, reach) for reach in _REACHES}
     found: list[tuple[float, Array, Array]] = []
@@ -278,8 +332,13 @@ def _beliefs(problem: Problem, seen: Sequence[Seen], configs: Sequence[Config]) 
         across = np.linalg.solve(root, whole[rows])
         evidence = -0.5 * float(half @ half) - float(np.log(np.diag(root)).sum())
         usual = -0.5 * (math.log(amount / _USUAL_DEVIATION) / _DEVIATION_SPREAD) ** 2
-        variance = np.maximum(np.diag(whole) - (across**2).sum(axis=0), 1e-12)
-        found.append((evidence + usual, prior_mean + across.T @ half, np.sqrt(variance)))
+        mean = prior_mean + across.T @ half
+        variance = np.diag(whole) - (across**2).sum(axis=0)
+        if len(live):
+            among = whole[live] - across[:, live].T @ across
+            root = np.linalg.cholesky(among[:, live] + _NOISE_SD**2 * np.eye(len(live)))
+            variance = variance - (np.linalg.solve(root, among) ** 2).sum(axis=0)
+        found.append((evidence + usual, mean, np.sqrt(np.maximum(variance, 1e-12))))
     most = max(score for score, _, _ in found)
     total = sum(math.exp(score - most) for score, _, _ in found)
     return [
@@ -287,7 +346,7 @@ def _beliefs(problem: Problem, seen: Sequence[Seen], configs: Sequence[Config]) 
             math.exp(score - most) / total,
             mean[candidates],
             sd[candidates],
-            float(mean[:count].min()) if count else math.inf,
+            float(mean[best].min()) if best else math.inf,
         )
         for score, mean, sd in found
     ]

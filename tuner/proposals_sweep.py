@@ -16,8 +16,10 @@ from db.session import Database
 from db.tables import Trial
 from tuner.executors.base import OOM_KINDS
 from tuner.proposals_model import Candidate, Problem, Seen, Suggestion, suggest
+from tuner.proposals_peak import Needed
 from tuner.proposals_prior import prior_for
 from tuner.registry import OperatorAdapter
+from tuner.routing_rows import with_routing
 from tuner.space import Space
 from tuner.sweep_spec import SweepSpec
 
@@ -55,14 +57,10 @@ def suggest_next(
     return suggest(
         problem,
         [seen for trial in trials if (seen := _seen(trial)) is not None],
-        taken=[trial.config_json for trial in trials],
+        taken=[t.config_json for t in trials if TrialState(t.state) in TERMINAL],
         limit_bytes=limit_bytes,
-        out_of_memory=[Candidate(t.config_json, t.bound_bytes) for t in trials if t.reason_kind in OOM_KINDS],
-        peaks=[
-            (t.bound_bytes, t.peak_bytes)
-            for t in trials
-            if t.bound_bytes is not None and t.peak_bytes is not None
-        ],
+        needed=[needed for trial in trials if (needed := _needed(trial)) is not None],
+        running=[t.config_json for t in trials if TrialState(t.state) not in TERMINAL],
         seed=spec.seed,
     )
 
@@ -80,13 +78,22 @@ def _older(
     frames = [frame for frame in (shipped, rows) if not frame.empty]
     if not frames:
         return prior, []
-    found, _ = observations(pd.concat(frames, ignore_index=True), hardware_id)
+    found, _ = observations(with_routing(pd.concat(frames, ignore_index=True)), hardware_id)
     found.sort(key=lambda one: _unlike(one, spec.group_shape, spec.target.group_size))
     return prior, found[:_MOST_WARM]
 
 
 def _unlike(one: Observation, shape: dict[str, Any], ranks: int) -> int:
     return sum(one.values.get(key) != value for key, value in {**shape, "ranks": ranks}.items())
+
+
+def _needed(trial: Trial) -> Needed | None:
+    """Memory of a trial that was launched, as far as it showed any."""
+    if trial.reason_kind in OOM_KINDS:
+        return Needed(trial.config_json, trial.bound_bytes, None)
+    if trial.peak_bytes is None:
+        return None
+    return Needed(trial.config_json, trial.bound_bytes, trial.peak_bytes)
 
 
 def _seen(trial: Trial) -> Seen | None:

@@ -17,6 +17,7 @@ from cost_model.samples import Observation
 from tuner.modes import split_modes
 from tuner.proposals import Known, propose
 from tuner.proposals_model import Candidate, Problem, Seen, suggest
+from tuner.proposals_peak import Needed
 from tuner.proposals_prior import prior_for
 from tuner.replay_table import Recorded, Table
 from tuner.space import Config
@@ -24,6 +25,7 @@ from tuner.space import Config
 STRATEGIES = ("model", "tpe", "gp", "random", "grid")
 WITHIN = 0.02
 _MISSES = 12
+Bounds = Literal["rule", "shape", "none"]
 Told = Literal["constraints", "fail"]
 
 
@@ -34,15 +36,16 @@ class Options:
     Attributes:
         trials: most points that are launched.
         limit_bytes: memory of one rank; None: everything that was recorded fits.
-        bounds: Eq. 6 rules points out before they are launched, as in a real sweep. False: strategies see only
-            what their own launches show.
+        bounds: ``rule``: Eq. 6 refuses points before they are launched, as in a real sweep. ``shape``: it refuses
+            nothing, but strategy ``model`` knows it as it knows its latency formula. ``none``: it is withheld, and
+            all strategies see only what their own launches show.
         told: how an infeasible point is told to Optuna's samplers; ``fail`` only to show what it does.
         redraw: a launch draws its repeats anew from the recorded ones, as measuring again would.
     """
 
     trials: int = 16
     limit_bytes: int | None = None
-    bounds: bool = True
+    bounds: Bounds = "rule"
     told: Told = "constraints"
     redraw: bool = True
 
@@ -108,7 +111,7 @@ def feasible(point: Recorded, options: Options) -> bool:
     """Whether a sweep with these options could end with the point."""
     if options.limit_bytes is None:
         return True
-    if options.bounds and point.bound_bytes is not None and point.bound_bytes > options.limit_bytes:
+    if options.bounds == "rule" and point.bound_bytes is not None and point.bound_bytes > options.limit_bytes:
         return False
     return point.peak_bytes is None or point.peak_bytes <= options.limit_bytes
 
@@ -198,8 +201,7 @@ class _Replay:
         self._noise = np.random.default_rng(seed)
         self._known: list[Known] = []
         self._seen: list[Seen] = []
-        self._peaks: list[tuple[int, int]] = []
-        self._lost: list[Candidate] = []
+        self._needed: list[Needed] = []
         self._launched: list[Recorded] = []
         self._regret: list[float] = []
         self._ruled_out = 0
@@ -213,7 +215,8 @@ class _Replay:
             shape=table.shape,
             ranks=table.ranks,
             space=table.space,
-            candidates=[Candidate(p.config, p.bound_bytes if options.bounds else None) for p in table.points],
+            candidates=[Candidate(p.config, self._bound_told(p)) for p in table.points],
+            bound_rules=options.bounds == "rule",
             prior=prior or prior_for(table.hardware_id),
             warm=warm,
         )
@@ -255,11 +258,13 @@ class _Replay:
             self._seen,
             taken=[known.config for known in self._known],
             limit_bytes=self._limit,
-            out_of_memory=self._lost,
-            peaks=self._peaks,
+            needed=self._needed,
             seed=self._seed,
         )
         return None if suggestion is None else suggestion.config
+
+    def _bound_told(self, point: Recorded) -> int | None:
+        return None if self._options.bounds == "none" else point.bound_bytes
 
     def _order(self, points: Iterable[Config]) -> Iterator[Config]:
         for config in points:
@@ -272,7 +277,7 @@ class _Replay:
         if point is None:
             self._known.append(Known(config, None, None, None, ended=True, failed=True))
             return False
-        bound = point.bound_bytes if self._options.bounds else None
+        bound = point.bound_bytes if self._options.bounds == "rule" else None
         if bound is not None and bound > self._limit:
             self._ruled_out += 1
             self._known.append(Known(config, None, bound, None, ended=True, out_of_memory=True))
@@ -284,15 +289,15 @@ class _Replay:
             seconds = self._measured(point)
             total = sum(seconds.values())
             self._seen.append(Seen(config, seconds, noise=_noise(point)))
-            if bound is not None and point.peak_bytes is not None:
-                self._peaks.append((bound, point.peak_bytes))
+            if point.peak_bytes is not None:
+                self._needed.append(Needed(config, self._bound_told(point), point.peak_bytes))
             self._known.append(Known(config, total, bound, point.peak_bytes, ended=True))
         self._regret.append(self._regret_now())
         return True
 
     def _infeasible(self, point: Recorded, bound: int | None) -> None:
         """It ran out of memory: nothing was timed, and the peak it would have had is not known."""
-        self._lost.append(Candidate(point.config, bound))
+        self._needed.append(Needed(point.config, self._bound_told(point), None))
         failed = self._options.told == "fail"
         self._known.append(
             Known(point.config, None, bound, None, ended=True, failed=failed, out_of_memory=True)

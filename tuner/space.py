@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -72,6 +73,11 @@ class Space:
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(knob.name for knob in self.knobs)
+
+    @property
+    def size(self) -> int:
+        """Combinations of all values: at least as many as there are points."""
+        return math.prod(len(knob.values) for knob in self.knobs)
 
     def knob(self, name: str) -> Knob:
         """The knob of this name.

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from cost_model.samples import observations
 from tests.tuner import recorded
 from tuner.proposals_model import Candidate, Problem, Seen, _improvement, suggest
+from tuner.proposals_peak import Needed
 from tuner.proposals_prior import prior_for
 from tuner.replay import Options, replay
 from tuner.replay_table import Table, tables
@@ -83,11 +84,11 @@ def test_what_ran_out_of_memory_lowers_the_limit() -> None:
     candidates = tuple(Candidate(c, 1000 // int(c["chunks"])) for c in SPACE.grid())
     one = replace(problem(), candidates=candidates)
     seen = [Seen({"chunks": 16, "dispatch_schedule": "serial"}, {"forward_backward": 1.0})]
-    lost = [Candidate({"chunks": 2, "dispatch_schedule": "serial"}, 500)]
+    lost = [Needed({"chunks": 2, "dispatch_schedule": "serial"}, 500, None)]
     taken: list[Config] = [seen[0].config, lost[0].config]
     proposed = []
     while True:
-        got = suggest(one, seen, taken=taken, limit_bytes=1000, out_of_memory=lost, stop_gain=0.0)
+        got = suggest(one, seen, taken=taken, limit_bytes=1000, needed=lost, stop_gain=0.0)
         if got is None:
             break
         proposed.append(got.config)
@@ -99,10 +100,10 @@ def test_a_peak_above_its_bound_raises_every_bound() -> None:
     candidates = tuple(Candidate(c, 1000 // int(c["chunks"])) for c in SPACE.grid())
     one = replace(problem(), candidates=candidates)
     seen = [Seen({"chunks": 16, "dispatch_schedule": "serial"}, {"forward_backward": 1.0})]
-    fits = suggest(one, seen, taken=[], limit_bytes=70, peaks=[(62, 62)])
+    fits = suggest(one, seen, taken=[], limit_bytes=70, needed=[Needed(seen[0].config, 62, 62)])
     assert fits is not None
     assert fits.config == {"chunks": 16, "dispatch_schedule": "overlap"}
-    assert suggest(one, seen, taken=[], limit_bytes=70, peaks=[(62, 80)]) is None
+    assert suggest(one, seen, taken=[], limit_bytes=70, needed=[Needed(seen[0].config, 62, 80)]) is None
 
 
 def test_the_same_seed_proposes_the_same_points() -> None:

@@ -123,7 +123,7 @@ def test_constraints_keep_a_sampler_out_of_the_region_where_memory_ends() -> Non
         replay(
             walled(64),
             "tpe",
-            Options(trials=30, limit_bytes=LIMIT // 4, bounds=False, told=how),
+            Options(trials=30, limit_bytes=LIMIT // 4, bounds="none", told=how),
             seeds=range(3),
         )
         for how in WAYS
