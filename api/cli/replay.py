@@ -74,7 +74,7 @@ def replay(
     from tuner.replay import replay as run
     from tuner.replay_table import tables
 
-    options = Options(trials=trials, limit_bytes=memory_limit_bytes, bounds=not no_bounds)
+    options = Options(trials=trials, limit_bytes=memory_limit_bytes, bounds="none" if no_bounds else "rule")
     found = tables(_samples(source, database), where=dict(_pair(text) for text in where or []))
     if not found:
         raise RuleError(
