@@ -196,7 +196,10 @@ class Worker:
             return
         from tuner.sweep import progress_of
 
-        now = progress_of(self._database, sweep_id)
+        try:
+            now = progress_of(self._database, sweep_id)
+        except DatabaseUnreachable:  # a trial that runs is not given up because nobody can be told
+            return
         self._progress(replace(now, phase=phase, running=None if claim is None else claim.trial.config_json))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -96,6 +97,33 @@ class ExecutorContract:
         assert outcome.kind == "invalid"
         assert "nothing is right" in outcome.reason
         assert [r["pid"] for r in before.results] == [r["pid"] for r in after.results]
+
+    def test_a_refusal_of_one_rank_ends_the_gang_that_waits_for_it(self, executor: WatchedExecutor) -> None:
+        outcome = executor.run(task("refuse_alone"))
+        assert (outcome.kind, outcome.rank) == ("invalid", 1)
+        self.check_usable(executor)
+
+    def test_where_all_have_lost_a_peer_nothing_is_known_of_the_task(self, executor: WatchedExecutor) -> None:
+        outcome = executor.run(task("lose_peers"))
+        assert outcome.kind == "died"
+        assert "Connection closed by peer" in outcome.reason
+
+    def test_a_supervisor_that_was_held_up_calls_nobody_stalled(self, executor: WatchedExecutor) -> None:
+        self.check_usable(executor)
+        timers = Timers(start_s=120.0, run_s=120.0, stall_s=2.0, cancel_s=1.0)
+        outcome = executor.run(
+            task("add", {"value": 1}, timers=timers), on_progress=lambda rank, progress: time.sleep(2.5)
+        )
+        assert outcome.ok, outcome
+
+    def test_a_gang_that_comes_up_is_kept_for_the_next_task(self, new: Callable[[], WatchedExecutor]) -> None:
+        executor = new()
+        assert executor.run(task("add", {"value": 1}), cancelled=lambda: True).kind == "cancelled"
+        before = executor.pids()
+        self.check_usable(executor)
+        assert len(before) == 2
+        assert executor.pids() == before
+        executor.close()
 
     def test_host_memory_is_limited_and_its_lack_is_a_result(self, executor: WatchedExecutor) -> None:
         wanted = {"bytes": 2**30}

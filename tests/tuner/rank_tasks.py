@@ -52,6 +52,18 @@ def refuse(ranks: Ranks, payload: dict[str, Any], report: Report) -> None:
     raise RuleError(rule="nothing is right", value=payload, remedy="Ask for something else.")
 
 
+def refuse_alone(ranks: Ranks, payload: dict[str, Any], report: Report) -> None:
+    """Rank 1 refuses; the others wait for it in a collective."""
+    if ranks.rank == 1:
+        raise RuleError(rule="rank 1 is never right", value=1, remedy="Ask another.")
+    ranks.all_reduce(torch.ones(1))
+
+
+def lose_peers(ranks: Ranks, payload: dict[str, Any], report: Report) -> None:
+    """What every rank says when one that nobody watches is gone."""
+    raise RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1234")
+
+
 def allocate(ranks: Ranks, payload: dict[str, Any], report: Report) -> int:
     return int(torch.ones(payload["bytes"], dtype=torch.uint8).sum())
 

@@ -15,6 +15,7 @@ from tests.tuner.executor_contract import ExecutorContract, task
 from tuner.executors.base import Timers
 from tuner.executors.ray import RayExecutor
 from tuner.executors.ray_cluster import Node, authenticate, connect
+from tuner.executors.supervisor import GangExecutor
 
 
 @pytest.fixture(scope="module")
@@ -84,10 +85,36 @@ class TestRayExecutor(ExecutorContract):
         executor.close()
 
     @pytest.mark.parametrize("act", ["kill", "device_oom"])
-    def test_a_gang_thrown_away_leaves_nothing_in_the_cluster(self, executor: RayExecutor, act: str) -> None:
+    def test_a_gang_thrown_away_leaves_its_place_to_the_next(self, executor: RayExecutor, act: str) -> None:
+        self.check_usable(executor)
+        place = {agent.pid for agent in agents()}
+        ranks = [psutil.Process(pid) for pid in executor.pids()]
         assert executor.run(task("misbehave", {"act": act})).kind in ("died", "device_oom")
+        _, alive = psutil.wait_procs(ranks, timeout=10)
+        assert alive == []
+        self.check_usable(executor)
+        assert {agent.pid for agent in agents()} == place
+        assert not set(executor.pids()) & {rank.pid for rank in ranks}
+
+    def test_one_that_is_closed_after_a_failure_leaves_nothing(self, executor: RayExecutor) -> None:
+        assert executor.run(task("misbehave", {"act": "kill"})).kind == "died"
+        GangExecutor.close(executor)
         assert emptied(placement_groups)
         assert emptied(agents)
+
+    def test_a_node_whose_only_rank_died_gives_its_place_back_at_once(self, executor: RayExecutor) -> None:
+        assert executor.run(task("misbehave", {"act": "kill"}, ranks=2, nodes=2)).kind == "died"
+        place = {agent.pid for agent in agents()}
+        assert executor.run(task("where", ranks=2, nodes=2)).ok
+        assert {agent.pid for agent in agents()} == place
+
+    def test_room_that_a_lost_node_had_is_waited_for(self, executor: RayExecutor) -> None:
+        wide = task("where", ranks=2 * CPUS_PER_NODE + 2, nodes=3, timers=Timers(place_s=0.5))
+        assert executor.run(wide).kind == "invalid"
+        executor._seen["gone"] = Node("gone", CPUS_PER_NODE, 0.0)
+        executor._sites["gone", "cpu", True] = executor.site("cpu", 3)
+        assert executor.run(wide).kind == "unplaced"
+        del executor._seen["gone"]
 
     def test_a_killed_actor_ends_its_rank_and_is_a_reason(self, executor: RayExecutor) -> None:
         self.check_usable(executor)

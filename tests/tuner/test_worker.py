@@ -105,13 +105,15 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("blow", [signal.SIGTERM, signal.SIGKILL])
-def test_no_process_of_a_worker_outlives_it(
+def test_nothing_of_a_worker_outlives_it(
     database: Database, toy_spec: ToySpec, tmp_path: Path, log: Path, blow: signal.Signals
 ) -> None:
     sweep_id = create_sweep(database, toy_spec([1], ["hang"]))
     script = tmp_path / "worker.py"
     script.write_text(_WORKER)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([".", *sys.path])}
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([".", *sys.path]), "TMPDIR": str(scratch)}
     url = f"sqlite:///{tmp_path / 'flatpeak.db'}"
     process = subprocess.Popen([sys.executable, str(script), url], env=environment)
     try:
@@ -127,5 +129,6 @@ def test_no_process_of_a_worker_outlives_it(
     assert len(children) >= 2
     _, alive = psutil.wait_procs(children, timeout=20)
     assert alive == []
+    assert list(scratch.glob("flatpeak-*")) == []
     _, counts = states(database, sweep_id)
     assert (code, counts) == ((0, {"queued": 1}) if blow == signal.SIGTERM else (-9, {"running": 1}))

@@ -4,34 +4,37 @@ from __future__ import annotations
 
 import multiprocessing as mp
 import os
-import shutil
-import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from multiprocessing.connection import Connection, wait
-from pathlib import Path
 from time import monotonic
 from typing import Any
 
 from tuner.executors.base import GangTask
 from tuner.executors.deaths import kernel_oom_kills, why_died
+from tuner.executors.folder import GangFolder
 from tuner.executors.place import Place
-from tuner.executors.rank_process import serve
+from tuner.executors.rank_entry import serve
 from tuner.executors.supervisor import Message
 
 # The last two take a second each, and a rank would load them in its first measurement.
 _PRELOAD = [
     *("torch", "torch.distributed", "operators.ranks", "tuner.executors.rank_process"),
+    "tuner.executors.rank_entry",
     *("tuner.measure", "torch._dynamo"),
 ]
 _LOG_TAIL_BYTES = 8_000
 
 
 class NodeRanks:
-    """One process for each place. They end with :meth:`kill`, or with this process."""
+    """One process for each place. They end with :meth:`kill`, or with this process.
 
-    def __init__(self, places: Sequence[Place]) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="flatpeak-gang-"))
+    Args:
+        meet_here: they meet over a file, all of the gang being on this machine.
+    """
+
+    def __init__(self, places: Sequence[Place], *, meet_here: bool = False) -> None:
+        self._folder = GangFolder()
         self._kills = kernel_oom_kills()
         self._pipes: dict[int, Connection] = {}
         self._lifelines: list[Connection] = []
@@ -41,7 +44,8 @@ class NodeRanks:
         context = mp.get_context("forkserver")
         context.set_forkserver_preload(_PRELOAD)
         for place in places:
-            placed = replace(place, log=str(self._log(place.rank)))
+            store = str(self._folder.store) if meet_here else None
+            placed = replace(place, log=str(self._folder.log(place.rank)), store=store)
             ours, theirs = context.Pipe()
             end, lifeline = context.Pipe()
             process = context.Process(target=serve, args=(placed, theirs, lifeline), daemon=True)
@@ -67,10 +71,14 @@ class NodeRanks:
             except OSError:
                 continue
 
+    def talking(self) -> set[int]:
+        """Ranks that may still say something."""
+        return set(self._pipes) - self._ended
+
     def receive(self, pending: set[int], timeout_s: float) -> list[tuple[int, Message]]:
         """What the ranks of ``pending`` say within ``timeout_s``; of a dead one, once, why it died."""
         heard: list[tuple[int, Message]] = []
-        listening = {rank: self._pipes[rank] for rank in sorted(pending & set(self._pipes) - self._ended)}
+        listening = {rank: self._pipes[rank] for rank in sorted(pending & self.talking())}
         ready = set(wait(list(listening.values()), timeout=max(0.0, timeout_s)))
         for rank, pipe in listening.items():
             if pipe not in ready:
@@ -91,7 +99,7 @@ class NodeRanks:
         """The end of what one rank, or every rank, has printed since it was last told something."""
         parts = []
         for r in self._pipes if rank is None else [rank]:
-            path = self._log(r)
+            path = self._folder.log(r)
             if not path.exists():
                 continue
             with path.open("rb") as log:
@@ -123,14 +131,11 @@ class NodeRanks:
             process.close()
         for connection in [*self._pipes.values(), *self._lifelines]:
             connection.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.remove()
 
     def _log_size(self, rank: int) -> int:
-        path = self._log(rank)
+        path = self._folder.log(rank)
         return path.stat().st_size if path.exists() else 0
-
-    def _log(self, rank: int) -> Path:
-        return self._folder / f"rank{rank}.log"
 
 
 class LocalGang(NodeRanks):
@@ -140,7 +145,6 @@ class LocalGang(NodeRanks):
 
     def __init__(self, ranks: int, device: str) -> None:
         self.ranks, self.device = ranks, device
-        self._meeting = tempfile.mkdtemp(prefix="flatpeak-meet-")
         threads = max(1, (os.cpu_count() or 1) // ranks)
         super().__init__(
             [
@@ -151,16 +155,12 @@ class LocalGang(NodeRanks):
                     threads=threads,
                     local_rank=rank,
                     local_world_size=ranks,
-                    store=str(Path(self._meeting) / "store"),
                 )
                 for rank in range(ranks)
-            ]
+            ],
+            meet_here=True,
         )
 
     def send(self, task: GangTask) -> None:
         """Give every rank the task."""
         self.tell((task.function, task.payload, task.host_limit_bytes))
-
-    def kill(self, grace_s: float) -> None:
-        super().kill(grace_s)
-        shutil.rmtree(self._meeting, ignore_errors=True)

@@ -11,6 +11,7 @@ import gc
 import importlib
 import os
 import resource
+import shutil
 import sys
 import threading
 import traceback
@@ -35,7 +36,7 @@ _COLLECTIVE_TIMEOUT = timedelta(hours=2)
 
 def serve(place: Place, pipe: Connection, lifeline: Connection) -> None:
     """Body of the process."""
-    threading.Thread(target=_end_with, args=(lifeline,), daemon=True).start()
+    threading.Thread(target=_end_with, args=(lifeline, place.log), daemon=True).start()
     if place.log is not None:
         _redirect(place.log)
     os.environ |= {
@@ -184,9 +185,11 @@ def _redirect(log: str) -> None:
     sys.stderr.reconfigure(line_buffering=True)  # type: ignore[union-attr]
 
 
-def _end_with(lifeline: Connection) -> None:
-    """Leave when the supervisor does, also in the middle of a collective."""
+def _end_with(lifeline: Connection, log: str | None) -> None:
+    """Leave when the supervisor does, also in the middle of a collective, and take the gang's folder along."""
     try:
         lifeline.recv()
     except (EOFError, OSError):
+        if log is not None:
+            shutil.rmtree(Path(log).parent, ignore_errors=True)
         os._exit(0)

@@ -43,17 +43,20 @@ class RayExecutor(GangExecutor):
         self._idle: threading.Timer | None = None
         self._sites: dict[tuple[str, str, bool], Site] = {}
         self._nodes: tuple[float, list[Node]] = (float("-inf"), [])
+        self._seen: dict[str, Node] = {}
+        self._kept: RayGang | None = None
 
     def max_ranks(self, device: str) -> int:
         return sum(node.room(device, self._cpus_per_rank) for node in self._kind(device))
 
     def site(self, device: str, nodes: int = 1) -> Site:
         kind = self._kind(device, nodes)
-        if not kind:
+        sites = self._sites_of(kind[:1], device, nodes)
+        if not sites:
             from tuner.executors.local import local_site
 
             return local_site("cpu")
-        return self._site(kind[0], device, nodes)
+        return sites[kind[0]]
 
     def run(
         self,
@@ -70,7 +73,7 @@ class RayExecutor(GangExecutor):
         except RayError as error:
             return GangOutcome("died", reason=f"the cluster is gone: {error}")
         finally:
-            if self._gang is not None:
+            if self._gang is not None or self._kept is not None:
                 self._idle = threading.Timer(self._idle_s, super().close)
                 self._idle.daemon = True
                 self._idle.start()
@@ -94,9 +97,12 @@ class RayExecutor(GangExecutor):
         )
 
     def refusal(self, task: GangTask) -> str | None:
+        """What fits no node that was ever there; for what fits those that are gone now, one waits."""
         if task.ranks % task.nodes:
             return f"{task.ranks} ranks do not divide over {task.nodes} nodes"
-        rooms = [node.room(task.device, self._cpus_per_rank) for node in self._kind(task.device, task.nodes)]
+        self._living()
+        kind = self._kind(task.device, task.nodes, among=list(self._seen.values()))
+        rooms = [node.room(task.device, self._cpus_per_rank) for node in kind]
         if task.ranks > sum(rooms):
             return f"the cluster has room for {sum(rooms)} {task.device} ranks, not for {task.ranks}"
         per_node = task.ranks // task.nodes
@@ -120,7 +126,27 @@ class RayExecutor(GangExecutor):
             cpus_per_rank=self._cpus_per_rank,
             node_ids=tuple(node.id for node in kind) if several else (),
         )
+        kept, self._kept = self._kept, None
+        if kept is not None and kept.demand == demand:
+            kept.begin()
+            return kept
+        if kept is not None:
+            kept.give_back()
         return RayGang(demand, task, cancelled)
+
+    def retire(self, gang: Gang, grace_s: float) -> None:
+        """End the ranks; their place on the nodes stays for the next gang, as a warm gang would."""
+        assert isinstance(gang, _ray_gang())
+        if gang.stop(grace_s):
+            self._kept = gang
+        else:
+            gang.give_back()
+
+    def release(self) -> None:
+        """Leave the nodes."""
+        kept, self._kept = self._kept, None
+        if kept is not None:
+            kept.give_back()
 
     def _stay(self) -> None:
         if self._idle is not None:
@@ -134,35 +160,59 @@ class RayExecutor(GangExecutor):
         if monotonic() - known > _NODES_KNOWN_S:
             nodes = living_nodes()
             self._nodes = (monotonic(), nodes)
+            self._seen |= {node.id: node for node in nodes}
         return nodes
 
-    def _kind(self, device: str, nodes: int = 1) -> list[Node]:
+    def _kind(self, device: str, nodes: int = 1, *, among: list[Node] | None = None) -> list[Node]:
         """Nodes of the kind that has the most room for this device; over several, also of one network."""
-        rooms = {node: node.room(device, self._cpus_per_rank) for node in self._living()}
+        candidates = self._living() if among is None else among
+        rooms = {node: node.room(device, self._cpus_per_rank) for node in candidates}
         able = [node for node, room in rooms.items() if room > 0]
         if len(able) < 2:
             return able
         kinds: dict[str, list[Node]] = defaultdict(list)
-        for node in able:
-            kinds[self._site(node, device, nodes).hardware_id].append(node)
-        return max(kinds.values(), key=lambda nodes: (sum(rooms[n] for n in nodes), nodes[0].id))
+        for node, site in self._sites_of(able, device, nodes).items():
+            kinds[site.hardware_id].append(node)
+        return max(kinds.values(), key=lambda nodes: (sum(rooms[n] for n in nodes), nodes[0].id), default=[])
 
-    def _site(self, node: Node, device: str, nodes: int) -> Site:
-        key = (node.id, device, nodes > 1)
-        if key not in self._sites:
-            self._sites[key] = _describe(node, device, several=nodes > 1)
-        return self._sites[key]
+    def _sites_of(self, nodes: list[Node], device: str, spread: int) -> dict[Node, Site]:
+        """What these nodes are, as one of ``spread``; one that is gone before it has said so is left out."""
+        unknown = [node for node in nodes if (node.id, device, spread > 1) not in self._sites]
+        living = {node.id for node in self._living()}
+        asked = [node for node in unknown if node.id in living]
+        for node, site in _describe(asked, device, several=spread > 1).items():
+            self._sites[node.id, device, spread > 1] = site
+        known = {node: self._sites.get((node.id, device, spread > 1)) for node in nodes}
+        return {node: site for node, site in known.items() if site is not None}
 
 
-def _describe(node: Node, device: str, *, several: bool) -> Site:
-    """Ask a node what it is; it needs no free core to say so."""
+def _describe(nodes: list[Node], device: str, *, several: bool) -> dict[Node, Site]:
+    """Ask nodes, all at once, what they are; they need no free core to say so."""
     import ray
+    from ray.exceptions import RayError, RayTaskError
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     from tuner.executors.ray_agent import describe
 
-    there = NodeAffinitySchedulingStrategy(node_id=node.id, soft=False)
-    options: dict[str, Any] = {"num_cpus": 0, "max_retries": 2, "scheduling_strategy": there}
-    ref = ray.remote(describe).options(**options).remote(device, several)
-    site: Site = ray.get(ref, timeout=_DESCRIBE_S)
-    return site
+    refs = {}
+    for node in nodes:
+        there = NodeAffinitySchedulingStrategy(node_id=node.id, soft=False)
+        options: dict[str, Any] = {"num_cpus": 0, "max_retries": 2, "scheduling_strategy": there}
+        refs[node] = ray.remote(describe).options(**options).remote(device, several)
+    until = monotonic() + _DESCRIBE_S
+    found: dict[Node, Site] = {}
+    for node, ref in refs.items():
+        try:
+            found[node] = ray.get(ref, timeout=max(0.0, until - monotonic()))
+        except RayTaskError:
+            raise  # it has answered, and refuses: a setting of that node is wrong
+        except RayError:
+            continue
+    return found
+
+
+def _ray_gang() -> type[RayGang]:
+    """Ray is loaded on first use."""
+    from tuner.executors.ray_gang import RayGang
+
+    return RayGang

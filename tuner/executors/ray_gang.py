@@ -69,10 +69,11 @@ class RayGang:
     """
 
     def __init__(self, demand: Demand, task: GangTask, cancelled: Callable[[], bool]) -> None:
+        self.demand = demand
         self.ranks, self.device, self.nodes = demand.ranks, demand.device, demand.nodes
         self._per_node = demand.per_node
+        self._start_s = task.timers.start_s
         self._agents: list[Any] = []
-        self._asked: list[Any] = []
         self._group = _place(demand, task.timers.place_s, cancelled)
         actor = ray.remote(NodeAgent)
         for node in range(self.nodes):
@@ -86,8 +87,14 @@ class RayGang:
                     self._group, placement_group_bundle_index=node
                 ),
             )
-            self._agents.append(options.remote(demand.places(node)))
-        self._asked = [agent.hear.remote(_HEAR_S) for agent in self._agents]
+            self._agents.append(options.remote())
+        self.begin()
+
+    def begin(self) -> None:
+        """Start the ranks, after :meth:`stop` again."""
+        self._asked = [
+            agent.begin.remote(self.demand.places(node), _HEAR_S) for node, agent in enumerate(self._agents)
+        ]
 
     def send(self, task: GangTask) -> None:
         for agent in self._agents:
@@ -112,10 +119,18 @@ class RayGang:
 
     def homes(self) -> list[Home | None]:
         """Where the agents live, node by node; None for one that does not answer."""
-        return _answers([agent.home.remote() for agent in self._agents], _ANSWER_S)
+        return _answers([agent.home.remote() for agent in self._agents], self._start_s)
+
+    def stop(self, grace_s: float) -> bool:
+        """End the ranks and keep their place on the nodes; False when some node does not answer."""
+        return all(_answers([agent.stop.remote(grace_s) for agent in self._agents], grace_s + _ANSWER_S))
 
     def kill(self, grace_s: float) -> None:
-        _answers([agent.stop.remote(grace_s) for agent in self._agents], grace_s + _ANSWER_S)
+        self.stop(grace_s)
+        self.give_back()
+
+    def give_back(self) -> None:
+        """Leave the nodes."""
         for agent in self._agents:
             ray.kill(agent, no_restart=True)
         remove_placement_group(self._group)

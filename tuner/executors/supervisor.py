@@ -12,8 +12,10 @@ from typing import Any, Protocol
 from tuner.executors.base import OOM_KINDS, GangOutcome, GangTask, OutcomeKind, Progress
 
 _POLL_S = 0.25
-# When one rank fails, the others fail after it with "connection closed"; wait this long for better reasons.
+# When one rank fails, the others fail after it with "connection closed"; wait this long for better reasons,
+# and longer where no rank has said anything better yet.
 _GRACE_S = 1.0
+_CAUSE_S = 10.0
 _KEEP_WARM: tuple[OutcomeKind, ...] = ("done", "invalid")
 
 Message = tuple[Any, ...]
@@ -85,6 +87,7 @@ class GangExecutor(ABC):
 
     def __init__(self) -> None:
         self._gang: Gang | None = None
+        self._joining: set[int] = set()
         self._lock = threading.Lock()
 
     @abstractmethod
@@ -98,6 +101,14 @@ class GangExecutor(ABC):
         Raises:
             Unplaced: there is no room for them now, or the wait for it was cancelled.
         """
+
+    def retire(self, gang: Gang, grace_s: float) -> None:
+        """End the ranks of a gang; an executor may keep what :meth:`make` can use again."""
+        gang.kill(grace_s)
+
+    def release(self) -> None:
+        """Give back what :meth:`retire` kept: here nothing."""
+        return
 
     def run(
         self,
@@ -113,13 +124,16 @@ class GangExecutor(ABC):
         with self._lock:
             try:
                 gang = self._warm(task, asked)
-                outcome = _supervise(gang, task, on_progress, asked)
+                outcome, idle = _supervise(gang, task, on_progress, asked)
+                keep = idle and outcome.kind in _KEEP_WARM
             except Unplaced as unplaced:
                 outcome = unplaced.outcome
+                # who gives up a wait has nothing against the gang: it goes on coming up for the next task
+                keep = outcome.kind == "cancelled"
             except BaseException:
                 self._discard(task.timers.cancel_s)
                 raise
-            if outcome.kind not in _KEEP_WARM:
+            if not keep:
                 self._discard(task.timers.cancel_s)
             return outcome
 
@@ -127,25 +141,27 @@ class GangExecutor(ABC):
         """End the warm gang."""
         with self._lock:
             self._discard(grace_s=2.0)
+            self.release()
 
     def _discard(self, grace_s: float) -> None:
         gang, self._gang = self._gang, None
         if gang is not None:
-            gang.kill(grace_s)
+            self.retire(gang, grace_s)
 
     def _warm(self, task: GangTask, cancelled: Cancelled) -> Gang:
         if (gang := self._gang) is not None:
             same = (gang.ranks, gang.device, gang.nodes) == (task.ranks, task.device, task.nodes)
-            if same and gang.alive():
-                return gang
-            self._discard(task.timers.cancel_s)
-        self._gang = gang = self.make(task, cancelled)
-        _join(gang, task, cancelled)
-        return gang
+            if not (same and gang.alive()):
+                self._discard(task.timers.cancel_s)
+        if self._gang is None:
+            self._gang = self.make(task, cancelled)
+            self._joining = set(range(task.ranks))
+        _join(self._gang, self._joining, task, cancelled)
+        return self._gang
 
 
-def _join(gang: Gang, task: GangTask, cancelled: Cancelled) -> None:
-    pending = set(range(task.ranks))
+def _join(gang: Gang, pending: set[int], task: GangTask, cancelled: Cancelled) -> None:
+    """Wait until the ``pending`` ranks have joined their group; those that have leave the set."""
     until = monotonic() + task.timers.start_s
     while pending:
         if cancelled():
@@ -162,51 +178,67 @@ def _join(gang: Gang, task: GangTask, cancelled: Cancelled) -> None:
             pending.discard(rank)
 
 
-def _supervise(gang: Gang, task: GangTask, on_progress: Progress | None, cancelled: Cancelled) -> GangOutcome:
+def _supervise(
+    gang: Gang, task: GangTask, on_progress: Progress | None, cancelled: Cancelled
+) -> tuple[GangOutcome, bool]:
+    """The outcome, and whether every rank waits for its next task."""
     timers = task.timers
     began = monotonic()
     everyone = range(task.ranks)
     watch = _Watch(set(everyone), dict.fromkeys(everyone, began))
     gang.send(task)
-    grace_until: float | None = None
+    first_failure = grace_until = None
     while watch.pending:
         now = monotonic()
         if grace_until is not None and now >= grace_until:
             break
         if grace_until is None:
             if cancelled():
-                return GangOutcome("cancelled", reason="cancelled", log_tail=gang.log_tail())
+                return GangOutcome("cancelled", reason="cancelled", log_tail=gang.log_tail()), False
             if now - began > timers.run_s:
                 text = f"the task took longer than {timers.run_s:g} s"
-                return GangOutcome("timeout", reason=text, log_tail=gang.log_tail())
-            slowest = min(watch.pending, key=lambda r: watch.last_progress[r])
-            if now - watch.last_progress[slowest] > timers.stall_s:
-                text = f"rank {slowest} made no progress for {timers.stall_s:g} s"
-                return GangOutcome("stalled", reason=text, rank=slowest, log_tail=gang.log_tail())
-        wait_s = _POLL_S if grace_until is None else min(_POLL_S, grace_until - now)
-        for rank, message in gang.receive(watch.pending, wait_s):
+                return GangOutcome("timeout", reason=text, log_tail=gang.log_tail()), False
+        heard = gang.receive(
+            watch.pending, _POLL_S if grace_until is None else min(_POLL_S, grace_until - now)
+        )
+        for rank, message in heard:
             watch.take(rank, message, on_progress)
-        if watch.failures and grace_until is None:
-            grace_until = monotonic() + _GRACE_S
+        if watch.failures:
+            first_failure = first_failure or monotonic()
+            only_consequences = all(_is_consequence(kind, text) for _, kind, text in watch.failures)
+            grace_until = first_failure + (_CAUSE_S if only_consequences else _GRACE_S)
+        elif not heard:  # what waits to be heard is progress too, however long this process was held up
+            slowest = min(watch.pending, key=lambda r: watch.last_progress[r])
+            if monotonic() - watch.last_progress[slowest] > timers.stall_s:
+                text = f"rank {slowest} made no progress for {timers.stall_s:g} s"
+                return GangOutcome("stalled", reason=text, rank=slowest, log_tail=gang.log_tail()), False
     if watch.failures:
-        rank, kind, reason = _root_cause(watch.failures)
-        return GangOutcome(kind, reason=f"rank {rank}: {reason}", rank=rank, log_tail=gang.log_tail(rank))
-    return GangOutcome("done", results=[watch.results[r] for r in everyone], log_tail=gang.log_tail())
+        outcome = _first_cause(watch.failures, gang)
+    else:
+        outcome = GangOutcome("done", results=[watch.results[r] for r in everyone], log_tail=gang.log_tail())
+    return outcome, not watch.pending
 
 
-def _root_cause(failures: list[tuple[int, OutcomeKind, str]]) -> tuple[int, OutcomeKind, str]:
+def _first_cause(failures: list[tuple[int, OutcomeKind, str]], gang: Gang) -> GangOutcome:
     """Lack of memory explains the rest, then a dead process, then whoever failed first.
 
-    A rank whose peer is gone raises too, about its connection: it is taken last.
+    A rank whose peer is gone raises too, about its connection: it is taken last. Where no rank says more than
+    that, a peer is gone that nobody has seen die: nothing is known of the task.
     """
 
     def order(entry: tuple[int, tuple[int, OutcomeKind, str]]) -> tuple[int, int]:
         index, (_, kind, text) = entry
-        consequence = kind == "raised" and _is_lost_peer(text)
-        weight = 0 if kind in OOM_KINDS else 1 if kind == "died" else 3 if consequence else 2
+        weight = 3 if _is_consequence(kind, text) else 0 if kind in OOM_KINDS else 1 if kind == "died" else 2
         return weight, index
 
-    return min(enumerate(failures), key=order)[1]
+    rank, kind, text = min(enumerate(failures), key=order)[1]
+    if _is_consequence(kind, text) and gang.ranks > 1:
+        kind = "died"
+    return GangOutcome(kind, reason=f"rank {rank}: {text}", rank=rank, log_tail=gang.log_tail(rank))
+
+
+def _is_consequence(kind: OutcomeKind, text: str) -> bool:
+    return kind == "raised" and _is_lost_peer(text)
 
 
 def _is_lost_peer(text: str) -> bool:

@@ -1,0 +1,14 @@
+"""Where a rank's process begins: whoever starts one need not load torch for it."""
+
+from __future__ import annotations
+
+from multiprocessing.connection import Connection
+
+from tuner.executors.place import Place
+
+
+def serve(place: Place, pipe: Connection, lifeline: Connection) -> None:
+    """Body of the process; the fork server has loaded what this imports."""
+    from tuner.executors.rank_process import serve as body
+
+    body(place, pipe, lifeline)
