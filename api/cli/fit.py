@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from api.cli.console import DatabaseOption, JsonFlag, emit_json, out, table
+from api.cli.console import DatabaseOption, JsonFlag, emit_json, err, out, table
 from api.cli.groups import group_of
 from api.errors import NotFound, RuleError
 
@@ -42,6 +42,9 @@ def fit(
     sweep: Annotated[
         list[str] | None, typer.Option("--sweep", help="Only samples of this sweep; repeatable.")
     ] = None,
+    without_flagged: Annotated[
+        bool, typer.Option("--without-flagged", help="Leave out trials during which others used the machine.")
+    ] = False,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="Also save the cost model as JSON.")
     ] = None,
@@ -66,9 +69,10 @@ def fit(
     store = open_database(database)
     try:
         with store.reading() as session:
-            samples = _samples(session, sweep)
+            samples = _samples(session, sweep, without_flagged=without_flagged)
             wanted = _hardware(samples, hardware_id or (machine.hardware_id if machine else None))
             prior, prior_from = _prior(session, wanted, machine)
+            flagged = _flagged_rows(session, samples, wanted)
         result = fit_samples(with_routing(samples), prior, software=_software(samples, wanted))
         report: dict[str, Any] = finite(result.report.to_json())
         answer: dict[str, Any] = {
@@ -76,6 +80,7 @@ def fit(
             "promoted": result.report.promoted,
             "prior": prior_from,
             "rows": int((samples["hardware_id"] == wanted).sum()),
+            "flagged_rows": flagged,
             "report": report,
             "cost_model_id": None,
         }
@@ -120,7 +125,15 @@ def show_all(
     out.print(table("Cost models", ("id", "hardware", "version", "in force", "created"), rows, numeric=(2,)))
 
 
-def _samples(session: Session, sweeps: list[str] | None) -> pd.DataFrame:
+def _flagged_rows(session: Session, samples: pd.DataFrame, hardware_id: str) -> int:
+    from db.repositories import SampleRepository
+
+    flagged = SampleRepository(session).flagged_trials()
+    rows = samples[samples["hardware_id"] == hardware_id]
+    return int(rows["trial_id"].isin(flagged).sum())
+
+
+def _samples(session: Session, sweeps: list[str] | None, *, without_flagged: bool) -> pd.DataFrame:
     import pandas as pd
 
     from db.repositories import SampleRepository, SweepRepository
@@ -131,6 +144,8 @@ def _samples(session: Session, sweeps: list[str] | None) -> pd.DataFrame:
             raise NotFound("sweep", sweep_id)
     frames = [repository.frame(sweep_id=one) for one in sweeps] if sweeps else [repository.frame()]
     samples = pd.concat(frames, ignore_index=True)
+    if without_flagged:
+        samples = samples[~samples["trial_id"].isin(repository.flagged_trials())]
     if samples.empty:
         raise RuleError(
             rule="a fit needs samples of trials that succeeded",
@@ -206,6 +221,12 @@ def _print(answer: dict[str, Any]) -> None:
         else "not promoted: the model in force stays"
     )
     out.print(f"{answer['hardware_id']}: {verdict}", markup=False)
+    if answer["flagged_rows"]:
+        err.print(
+            f"Warning: {answer['flagged_rows']} of {answer['rows']} rows are of flagged trials: the machine was not "
+            "theirs alone (`flatpeak sweep show`); --without-flagged leaves them out.",
+            markup=False,
+        )
     rows = [
         (
             item["operator"],

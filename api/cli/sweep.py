@@ -234,6 +234,11 @@ def _report(store: Database, sweep_id: str, as_json: bool) -> None:
     pairs = [("state", sweep.state), ("operator", f"{sweep.operator} ({sweep.provider})"), ("trials", counts)]
     if sweep.reason:
         pairs.append(("reason", sweep.reason))
+    flagged = [trial for trial in trials if trial.flags]
+    if flagged:
+        pairs.append(
+            ("flagged", f"{len(flagged)} trials: their times are in doubt (the machine was not theirs alone)")
+        )
     out.print(facts(f"{sweep.id}  {sweep.name}", pairs))
     trials.sort(key=lambda t: (t.latency_s is None, t.latency_s or 0.0, t.number))
     knobs = list(dict.fromkeys(name for trial in trials for name in trial.config))
@@ -245,10 +250,11 @@ def _report(store: Database, sweep_id: str, as_json: bool) -> None:
             seconds_text(t.latency_s),
             bytes_text(t.peak_bytes),
             bytes_text(t.bound_bytes),
+            *((", ".join(sorted({one.flag for one in t.flags})),) if flagged else ()),
             (t.reason or "")[:60],
         )
         for t in trials[:_SHOWN]
     ]
-    columns = ("#", *knobs, "state", "latency", "peak", "bound", "reason")
+    columns = ("#", *knobs, "state", "latency", "peak", "bound", *(("flags",) if flagged else ()), "reason")
     title = "Trials" if len(trials) <= _SHOWN else f"Trials, the first {_SHOWN} of {len(trials)}"
     out.print(table(title, columns, rows))

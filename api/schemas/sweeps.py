@@ -54,6 +54,16 @@ class Sweep(BaseModel):
     finished_at: str | None
 
 
+class Flag(BaseModel):
+    """A reason to doubt a trial's times: others used the machine, or a card did not run at its own clocks."""
+
+    flag: str = Field(
+        description="busy_host, shared_card, busy_card, card_memory, slowed_down or power_limited"
+    )
+    host: str
+    detail: str
+
+
 class Trial(BaseModel):
     """One configuration of a sweep and its answer."""
 
@@ -68,6 +78,7 @@ class Trial(BaseModel):
     peak_bytes: int | None = Field(description="Highest measured peak over ranks")
     reason_kind: str | None
     reason: str | None
+    flags: list[Flag] = Field(description="What casts doubt on its times")
     proposed_by: str
     created_at: str | None
     started_at: str | None
@@ -110,6 +121,9 @@ class TrialDetail(Trial):
     """A trial with everything that was measured and tried."""
 
     result: dict[str, Any] | None
+    environment: list[dict[str, Any]] = Field(
+        description="Node by node: load of the host by others, clocks and power of the cards before and after"
+    )
     memory_limit_bytes: int | None
     attempts: list[Attempt]
     samples: list[Sample]

@@ -60,6 +60,7 @@ def _trial_fields(row: TrialRow) -> dict[str, Any]:
         "peak_bytes": row.peak_bytes,
         "reason_kind": row.reason_kind,
         "reason": row.reason,
+        "flags": (row.result_json or {}).get("flags", []),
         "proposed_by": row.proposed_by,
         "created_at": timestamp(row.created_at),
         "started_at": timestamp(row.started_at),
@@ -190,9 +191,12 @@ def get_trial(session: Session, trial_id: str) -> TrialDetail:
     if row is None:
         raise NotFound("trial", trial_id)
     sweep = get_sweep(session, row.sweep_id)
+    result = row.result_json or {}
     return TrialDetail(
         **_trial_fields(row),
-        result=row.result_json,
+        result={name: value for name, value in result.items() if name not in ("environment", "flags")}
+        or None,
+        environment=result.get("environment", []),
         memory_limit_bytes=sweep.memory_limit_bytes,
         attempts=[_attempt_view(attempt) for attempt in trials.attempts(trial_id)],
         samples=[sample_view(sample) for sample in SampleRepository(session).of_trial(trial_id)],

@@ -29,6 +29,14 @@ def _finished(counts: dict[str, int]) -> int:
     return sum(counts.get(state, 0) for state in FINISHED)
 
 
+def _megahertz(value: float | None) -> str:
+    return "–" if value is None else f"{value / 1e6:,.0f} MHz"
+
+
+def _watts(value: float | None) -> str:
+    return "–" if value is None else f"{value:,.0f} W"
+
+
 def _json(value: object) -> str:
     return json.dumps(value, indent=2)
 
@@ -49,6 +57,8 @@ def _environment() -> Environment:
         when=_when,
         finished=_finished,
         json=_json,
+        megahertz=_megahertz,
+        watts=_watts,
     )
     return built
 

@@ -99,6 +99,11 @@ class SampleRepository:
         )
         self._session.flush()
 
+    def flagged_trials(self) -> set[str]:
+        """Trials that succeeded, but whose times are in doubt: their result has flags."""
+        query = select(Trial.id, Trial.result_json["flags"]).where(Trial.state == "succeeded")
+        return {trial_id for trial_id, flags in self._session.execute(query) if flags}
+
     def of_trial(self, trial_id: str) -> list[Sample]:
         """A trial's samples by pass, repeat and rank."""
         query = select(Sample).where(Sample.trial_id == trial_id)
