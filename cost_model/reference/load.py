@@ -30,7 +30,7 @@ SAMPLE_COLUMNS = (
     "commit",
     "source",
 )
-_SAMPLE_FILES = ("samples.csv", "samples_h200_x2.csv")
+_SAMPLE_FILES = ("samples.csv", "samples_h200_x1.csv", "samples_h200_x2.csv")
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,20 @@ def _h200(gpus: int, link_bytes_per_s: float, tiers: tuple[LinkTier, ...]) -> Cl
 ONE_H200 = _h200(1, 50e9, ())
 """One card with 16 cores of its host."""
 
+ONE_H200_NODE = replace(
+    _h200(1, 50e9, (LinkTier("node", "single", Figure(0.0, "stated"), Figure(50e9, "stated")),)),
+    name="reference-h200-x1-node",
+    host=HostSpec(
+        ram_bytes=Figure(128 * GIB, "stated"),
+        cores=16,
+        cpu_name="Intel(R) Xeon(R) Processor",
+        link_bytes_per_s=((1, Figure(55.3e9, "measured")),),
+        cpu_adam_params_per_s=Figure(4.3e9, "measured"),
+    ),
+)
+"""One card of one virtual machine, as ``flatpeak probe`` sees it: operators were swept here, a rank of eight in
+loopback. It has no link: the tier stands for the fingerprint's word for that."""
+
 TWO_H200 = _h200(
     2, 32e9, (LinkTier("node", "nvlink4", Figure(30e-6, "measured"), Figure(330e9, "measured")),)
 )
@@ -55,4 +69,4 @@ TWO_H200_NODE = replace(
 )
 """Two cards of one virtual machine, as ``flatpeak probe`` sees them: the operators themselves were swept here."""
 
-MACHINES = (ONE_H200, TWO_H200, TWO_H200_NODE)
+MACHINES = (ONE_H200, ONE_H200_NODE, TWO_H200, TWO_H200_NODE)
