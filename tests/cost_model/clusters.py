@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from cost_model.cluster_spec import ClusterSpec, Figure, GpuSpec, HostSpec, LinkTier
 from cost_model.model_spec import AttentionSpec, ModelSpec
 
@@ -62,6 +64,13 @@ def cpu_cluster(ranks: int = 4, *, ram_bytes: float = 16e9) -> ClusterSpec:
         tiers=(LinkTier("node", "gloo", Figure(200e-6, "measured"), Figure(0.5e9, "measured")),),
         outside_allocator_bytes=Figure(100 * 2**20, "measured"),
     )
+
+
+def cpu_network(nodes: int, ranks: int, bytes_per_s: float, name: str = "ethernet-1g") -> ClusterSpec:
+    """Machines of so many ranks each, joined by a network."""
+    alone = cpu_cluster(ranks)
+    between = LinkTier("cluster", name, Figure(3e-4, "measured"), Figure(bytes_per_s, "measured"))
+    return replace(alone, nodes=nodes, tiers=(*alone.tiers, between))
 
 
 def small_moe(*, layers: int = 4, experts: int = 16, vocab: int = 1000, heads: int = 8) -> ModelSpec:
