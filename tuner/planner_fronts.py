@@ -205,10 +205,12 @@ def head_front(
 ) -> Front:
     """Ring-DTP over (direction of travel, tile rows); ``seconds`` of a micro-batch, forward and backward."""
     rows = grid.strip_rows(shape.tokens, fixed)
+    points = (measured or _no_measurements()).head(shape)
     modes: tuple[str, ...] = ("weights", "activations") if shape.vocab_degree > 1 else ("weights",)
+    if shape.vocab_degree > 1 and any(mode == "gather" for mode, _ in points):
+        modes += ("gather",)  # a mode of memory for time: offered where it was measured
     if "ring_mode" in fixed:
         modes = (str(fixed["ring_mode"]),)
-    points = (measured or _no_measurements()).head(shape)
     knobs: list[Knobs] = []
     times: list[float] = []
     for mode in modes:
