@@ -10,6 +10,7 @@ import numpy as np
 
 from cost_model.cluster_spec import ClusterSpec, Figure, HostSpec
 from cost_model.topology import Fabric, NodeTopology, Topology
+from tuner.environment import environment_of
 from tuner.fingerprint import bare_cluster
 from tuner.probe_nodes import (
     Difference,
@@ -78,6 +79,8 @@ def probe_result(
         slow += [*_slow_cards(groups, names), *slow_links(inside)]
     wiring, warnings = _wiring(groups, names, per_node)
     notes = [f"{one}; the slowest counts" for one in map(str, slow)]
+    doubts = [f"{flag.host}: {flag.detail}; its figures are in doubt" for flag in environment_of(answers)[1]]
+    warnings += dict.fromkeys(doubts)  # nodes of one host say the same
     if not all(answer["complete"] for answer in answers):
         warnings.append("the time ran out: sizes or pairs are missing (--time-limit)")
     transfers = _transfers(answers)

@@ -69,7 +69,7 @@ class Difference:
 
     def __str__(self) -> str:
         name = _NAMES.get(self.figure, self.figure)
-        figures = f"{self.value:.4g} against {self.typical:.4g}"
+        figures = f"{_text(self.figure, self.value)} against {_text(self.figure, self.typical)}"
         return f"{self.what}: {name} {100 * self.below:.0f} % below its like ({figures})"
 
 
@@ -106,6 +106,14 @@ def below_their_like(figure: str, values: Sequence[tuple[str, float]], spread: f
         if others and value < (typical := median(others)) * (1.0 - SLOWER - spread):
             found.append(Difference(what, figure, value, typical))
     return found
+
+
+def _text(figure: str, value: float) -> str:
+    unit = "FLOP/s" if figure.endswith("_flops") else "params/s" if figure.startswith("adam") else "B/s"
+    for prefix, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if value >= size:
+            return f"{value / size:.3g} {prefix}{unit}"
+    return f"{value:.3g} {unit}"
 
 
 def names_of(hosts: Sequence[str]) -> list[str]:

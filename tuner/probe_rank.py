@@ -16,6 +16,7 @@ from torch import Tensor
 
 from operators.pinned_slab import PinnedSlab
 from operators.ranks import Ranks
+from tuner.environment import Watch
 from tuner.fingerprint import local_hardware
 from tuner.probe_links import Clock, Curves, Pair, card_pairs, curves, node_pairs, tiers, transfer_sizes
 from tuner.probe_wiring import Wiring, dumping, read_wiring
@@ -32,6 +33,8 @@ class RankFigures:
         spread: of the repeats of ``gemm_flops``, ``memory_bytes_per_s``, ``host_link``, ``adam_params_per_s``.
         hardware: of this rank's node (``tuner.fingerprint.local_hardware``).
         wiring: what the first rank of a node read of its links; None on the others.
+        watch: what surrounded it (:meth:`tuner.environment.Watch.answer`).
+        device_used_bytes: of the card, by whomever, at the end; None on the CPU.
         complete: False when the time ran out before everything was measured.
     """
 
@@ -44,8 +47,10 @@ class RankFigures:
     adam_params_per_s: float
     card_pairs: list[Pair]
     node_pairs: list[Pair]
+    watch: dict[str, Any]
     spread: dict[str, float] = field(default_factory=dict)
     wiring: Wiring | None = None
+    device_used_bytes: int | None = None
     complete: bool = True
 
 
@@ -68,6 +73,7 @@ def measure_rank(
     """
     say = on_part or (lambda _part: None)
     cuda = device_name == "cuda"
+    watch = Watch(device_name)
     per_node = ranks.size // nodes
     place = ranks.rank % per_node
     # the card that its process was given, not the rank's number: ranks of another node begin at card 0 again
@@ -93,6 +99,10 @@ def measure_rank(
         wiring = read_wiring(device_name, dump) if place == 0 else None
     inside = card_pairs(ranks, nodes, clock, device, say)
     between = node_pairs(ranks, nodes, clock, device, say) if nodes > 1 else []
+    used = None
+    if cuda:
+        free, total = torch.cuda.mem_get_info()
+        used = total - free
     return RankFigures(
         host=socket.gethostname(),
         hardware=local_hardware(device_name),
@@ -103,8 +113,10 @@ def measure_rank(
         adam_params_per_s=adam_rate,
         card_pairs=inside,
         node_pairs=between,
+        watch=watch.answer(),
         spread=spread,
         wiring=wiring,
+        device_used_bytes=used,
         complete=clock.has_time(),
     )
 

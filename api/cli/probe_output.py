@@ -69,6 +69,7 @@ def print_measured(probed: ProbeResult) -> None:
         shown = sorted(probed.links, key=lambda link: (link.tier != "cluster", link.bytes_per_s))[
             :_MOST_LINKS
         ]
+        leveled = any(link.levels is not None for link in shown)
         rows = [
             (
                 link.tier,
@@ -76,14 +77,14 @@ def print_measured(probed: ProbeResult) -> None:
                 link.second,
                 seconds_text(link.latency_s),
                 f"{bytes_text(link.bytes_per_s)}/s",
-                count_text(link.levels),
+                *((count_text(link.levels),) if leveled else ()),
             )
             for link in shown
         ]
         more = (
             f", the slowest {_MOST_LINKS} of {len(probed.links)}" if len(probed.links) > _MOST_LINKS else ""
         )
-        columns = ("tier", "from", "to", "latency", "each way", "levels")
+        columns = ("tier", "from", "to", "latency", "each way", *(("levels",) if leveled else ()))
         out.print(table(f"Links, a rank's share{more}", columns, rows, numeric=(3, 4, 5)))
     for warning in probed.warnings:
         err.print(f"Warning: {warning}", markup=False)

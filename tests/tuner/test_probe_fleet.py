@@ -76,6 +76,21 @@ def test_a_probe_of_a_ray_cluster_measures_the_network_under_the_fleets_fingerpr
 # -- what is made of the answers -----------------------------------------------------------------------
 
 
+def _node_seen(host: str) -> dict[str, Any]:
+    """A quiet node but for ``c``, where others use half of the cores."""
+    names = ("cpu_clock_hz", "cpu_governor", "load_1m")
+    lists = ("cards_before", "cards_after", "processes", "family")
+    return {
+        **dict.fromkeys(names),
+        **{name: [] for name in lists},
+        "host": host,
+        "seconds": 10.0,
+        "cores": 8,
+        "busy_core_s": 45.0 if host == "c" else 1.0,
+        "after_own_work": False,
+    }
+
+
 def _answer(
     host: str, peers: list[int], *, speed: float = 1.0, wiring: Wiring | None = None
 ) -> dict[str, Any]:
@@ -91,6 +106,7 @@ def _answer(
         adam_params_per_s=1e8,
         card_pairs=[],
         node_pairs=[Pair(peer, 1e-5, 1e9 * speed, 0.01) for peer in peers],
+        watch={"pid": 1, "card": None, "cpu_s": 1.0, "device_reserved_bytes": None, "node": _node_seen(host)},
         spread=dict.fromkeys(("gemm_flops", "memory_bytes_per_s", "host_link", "adam_params_per_s"), 0.02),
         wiring=wiring,
     )
@@ -114,6 +130,7 @@ def test_a_slow_node_shows_and_the_cluster_takes_the_slowest() -> None:
     assert result.cluster.tiers[1].name == "ethernet-10g"
     assert any(note.startswith("node c: matrix rate 40 % below its like") for note in result.cluster.notes)
     assert all(note.endswith("the slowest counts") for note in result.cluster.notes)
+    assert "c: others used 55 % of its 8 cores; its figures are in doubt" in result.warnings
     across = {(link.first, link.second): link.levels for link in result.links}
     assert len(across) == 6
     assert (across["a", "b"], across["b", "c"]) == (0, 1)
