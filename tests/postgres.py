@@ -119,6 +119,17 @@ def _unprivileged() -> dict[str, Any]:
     raise PostgresMissing("PostgreSQL cannot run as root, and there is no user `postgres` or `nobody`.")
 
 
+def throw_out(url: str) -> None:
+    """End every connection to a database, as the server's restart would."""
+    engine = create_engine(server(), isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        connection.execute(
+            text("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = :name"),
+            {"name": make_url(url).database},
+        )
+    engine.dispose()
+
+
 def can_restart() -> bool:
     """Whether the server is this process's own."""
     server()

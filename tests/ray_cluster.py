@@ -15,6 +15,7 @@ import psutil
 
 CPUS_PER_NODE = 2
 _STORE_BYTES = 80 * 2**20
+_NODE = {"num_cpus": CPUS_PER_NODE, "num_gpus": 0, "object_store_memory": _STORE_BYTES}
 
 
 @cache
@@ -25,14 +26,24 @@ def cluster() -> Any:
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_worker_niceness": "0",
+        # a node that is gone is noticed within seconds, one that is only slow is not taken for it
+        "RAY_health_check_initial_delay_ms": "1000",
+        "RAY_health_check_period_ms": "1000",
+        "RAY_health_check_timeout_ms": "5000",
     }
     from ray.cluster_utils import Cluster
 
-    node = {"num_cpus": CPUS_PER_NODE, "num_gpus": 0, "object_store_memory": _STORE_BYTES}
-    made = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
+    made = Cluster(initialize_head=True, head_node_args={**_NODE, "include_dashboard": False})
     atexit.register(made.shutdown)
-    made.add_node(**node)
+    made.add_node(**_NODE)
     return made
+
+
+def lose_a_node() -> None:
+    """Kill all processes of the node that is not the head, and start another one."""
+    (other,) = (node for node in cluster().list_all_nodes() if node is not cluster().head_node)
+    cluster().remove_node(other, allow_graceful=False)
+    cluster().add_node(**_NODE)
 
 
 def agents() -> list[psutil.Process]:

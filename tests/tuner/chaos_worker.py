@@ -1,7 +1,7 @@
-"""A worker as its own process, with short leases: ``python -m tests.tuner.chaos_worker URL EXECUTOR [SWEEP]``.
+"""A worker as its own process, with short leases: ``python -m tests.tuner.chaos_worker URL EXECUTOR [SWEEP_FILE]``.
 
-EXECUTOR is ``local`` or a Ray cluster's address. With SWEEP it is the controller of that sweep, else a worker of
-whatever is queued. SIGTERM ends it in order.
+EXECUTOR is ``local`` or a Ray cluster's address. With a file it is the controller: it makes the sweep, once however
+often it is started, and drives it; else it is a worker of whatever is queued. SIGTERM ends it in order.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import threading
 from db.session import Database
 from tuner.executors.base import Executor
 from tuner.executors.local import LocalExecutor
-from tuner.sweep import run_sweep
+from tuner.sweep import create_sweep, read_sweep_file, run_sweep
 from tuner.trial import Leases
 from tuner.worker import Worker
 
@@ -23,7 +23,7 @@ LEASES = Leases(lease_s=2.0, heartbeat_s=0.3)
 def main() -> None:
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    url, where, *sweep = sys.argv[1:]
+    url, where, *file = sys.argv[1:]
 
     def executor() -> Executor:
         if where == "local":
@@ -33,10 +33,11 @@ def main() -> None:
         return RayExecutor(where, cpus_per_rank=0.5)
 
     database = Database(url)
-    if sweep:
+    if file:
+        sweep_id = create_sweep(database, read_sweep_file(file[0]), idempotency_key="the only one")
         made = executor()
         try:
-            run_sweep(database, sweep[0], made, leases=LEASES, stop=stop.is_set)
+            run_sweep(database, sweep_id, made, leases=LEASES, stop=stop.is_set)
         finally:
             made.close()
         return

@@ -1,157 +1,147 @@
-"""A sweep among three workers while ranks, workers, its controller and the database are killed at random."""
+"""A sweep among three workers while everything it needs is killed at random, again and again.
+
+SIGKILL hits ranks, workers, the controller (the process that makes and drives the sweep), the HTTP API, and on a
+Ray cluster a node's raylet with all it runs; the database goes away and comes back. Four points of the sweep
+misbehave by themselves: one raises, one fills the host's memory, one a device's, one hangs in a collective.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
-import subprocess
-import sys
+import sqlite3
 import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 import pytest
+from sqlalchemy.engine import make_url
 
 from cost_model.errors import RuleError
-from db.ids import new_id
 from db.lifecycle import SWEEP_TERMINAL, TERMINAL, SweepState, TrialState
 from db.repositories import EventRepository, SampleRepository, SweepRepository, TrialRepository
 from db.session import Database
 from tests import postgres
-from tests.ray_cluster import agents, cluster, placement_groups
+from tests.ray_cluster import agents, cluster, lose_a_node, placement_groups
 from tests.tuner import chaos_adapter as chaos
-from tuner.sweep import create_sweep, parse_sweep
+from tests.tuner.chaos_fleet import Fleet, Follower
+from tuner.executors.folder import abandoned
 
 # half a minute on an idle machine: most of it is processes that start, again and again
 pytestmark = [pytest.mark.timeout(600), pytest.mark.soak]
 
-_MARK = "FLATPEAK_CHAOS"
 _ALLOWANCE_S = 540.0
-_REPEATS, _RANKS = 3, 2
+_POINTS, _REPEATS, _RANKS = 60, 3, 2
+_LOCKED_S = 3.0
+BLOWS = ["rank", "rank", "rank", "worker", "worker", "controller", "api", "database"]
+RAY_BLOWS = ["rank", "rank", "worker", "controller", "api", "node", "database"]
 
 
-class Fleet:
-    """Two workers and the sweep's controller, which works too; each is started again when it ends."""
-
-    def __init__(self, url: str, where: str, sweep_id: str) -> None:
-        self.mark = new_id("chaos")
-        script = [sys.executable, "-m", "tests.tuner.chaos_worker", url, where]
-        self._commands = {"controller": [*script, sweep_id], "worker a": script, "worker b": script}
-        self._processes: dict[str, subprocess.Popen[bytes]] = {}
-        self._where = where
-
-    def tend(self) -> None:
-        """Start who is missing, as a service manager would."""
-        for name, command in self._commands.items():
-            process = self._processes.get(name)
-            ended = process is not None and process.poll() is not None
-            if process is not None and ended:
-                assert process.returncode in (0, -signal.SIGKILL), f"{name} ended by itself"
-            if process is None or ended:
-                environment = {**os.environ, _MARK: self.mark}
-                self._processes[name] = subprocess.Popen(command, env=environment)
-
-    def victims(self, kind: str) -> list[psutil.Process]:
-        """Living processes of a kind: ``controller``, ``worker`` or ``rank``."""
-        living = {n: psutil.Process(p.pid) for n, p in self._processes.items() if p.poll() is None}
-        if kind == "rank":
-            owners = list(living.values()) if self._where == "local" else agents()
-            return [rank for owner in owners for rank in _ranks_of(owner)]
-        return [process for name, process in living.items() if name.startswith(kind)]
-
-    def end(self) -> list[int | None]:
-        """Ask everybody to leave; their exit codes."""
-        for process in self._processes.values():
-            process.terminate()
-        return [process.wait(timeout=60) for process in self._processes.values()]
-
-    def kill(self) -> None:
-        for process in self._processes.values():
-            process.kill()
-            process.wait()
-
-    def left(self) -> list[psutil.Process]:
-        """Whoever still carries this fleet's mark."""
-        found = []
-        for process in psutil.process_iter():
-            try:
-                if process.environ().get(_MARK) == self.mark:
-                    found.append(process)
-            except psutil.Error:
-                continue
-        return found
-
-
-def _ranks_of(owner: psutil.Process) -> list[psutil.Process]:
-    """Children of the owner's fork server."""
-    try:
-        return [rank for child in owner.children() for rank in child.children()]
-    except psutil.Error:
-        return []
-
-
-def chaos_sweep(database: Database, log: Path, points: int) -> str:
+def write_sweep(file: Path, log: Path) -> None:
     spec = {
         "operator": chaos.NAME,
         "target": {"ranks": _RANKS},
-        "shape": {"log": str(log), "pause_ms": 15},
-        "space": {"point": list(range(points))},
+        "shape": {"log": str(log), "pause_ms": 40},
+        "space": {"point": list(range(_POINTS))},
         "repeats": _REPEATS,
         "memory_limit_bytes": chaos.LIMIT_BYTES,
         "timers": {"stall_s": 10, "cancel_s": 1},
     }
-    return create_sweep(database, parse_sweep(spec))
+    file.write_text(json.dumps(spec))
 
 
-def run_through(database: Database, sweep_id: str, fleet: Fleet, blows: list[str], points: int) -> None:
-    """Deal the blows one after another, evenly over the sweep, and wait for its end."""
-    dice = random.Random(5)
-    dice.shuffle(blows)
-    every = (points - 10) // len(blows)
-    dealt = 0
-    deadline = time.monotonic() + _ALLOWANCE_S
-    while time.monotonic() < deadline:
-        try:
-            with database.reading() as session:
-                state = SweepState(SweepRepository(session).get(sweep_id).state)
-                counts = SweepRepository(session).counts(sweep_id)
-        except RuleError:  # the database is restarting
-            time.sleep(0.2)
-            continue
-        if state in SWEEP_TERMINAL or state is SweepState.PAUSED:
-            break
-        fleet.tend()
+class Chaos:
+    """Deals the blows one after another, evenly over the sweep, and tends the fleet until the sweep ends."""
+
+    def __init__(self, url: str, fleet: Fleet, blows: list[str]) -> None:
+        self._url, self._fleet = url, fleet
+        self._database = Database(url)
+        self._dice = random.Random(5)
+        self._blows = list(blows)
+        self._dice.shuffle(self._blows)
+        self._every = (_POINTS - 10) // len(blows)
+        self.follower: Follower | None = None
+
+    def run(self) -> str:
+        """The sweep's id, when it has ended or paused and a client of the API knows that it has."""
+        dealt = 0
+        deadline = time.monotonic() + _ALLOWANCE_S
+        while time.monotonic() < deadline:
+            self._fleet.tend()
+            time.sleep(0.05)
+            try:
+                found = self._look()
+            except RuleError:  # the database is restarting
+                continue
+            if found is None:
+                continue
+            sweep_id, state, ended = found
+            if self.follower is None:
+                self.follower = Follower(self._fleet.address, sweep_id)
+                self.follower.start()
+            if state is SweepState.PAUSED or (state in SWEEP_TERMINAL and self.follower.ended.is_set()):
+                break
+            if dealt < len(self._blows) and ended >= (dealt + 1) * self._every:
+                dealt += self._deal(self._blows[dealt])
+        self._database.close()
+        assert dealt == len(self._blows), f"only {dealt} of {self._blows} were dealt"
+        return sweep_id
+
+    def _look(self) -> tuple[str, SweepState, int] | None:
+        with self._database.reading() as session:
+            sweeps = SweepRepository(session).page().items
+            if not sweeps:
+                return None
+            (sweep,) = sweeps
+            counts = SweepRepository(session).counts(sweep.id)
         ended = sum(number for name, number in counts.items() if TrialState(name) in TERMINAL)
-        if dealt < len(blows) and ended >= (dealt + 1) * every and _deal(blows[dealt], fleet, dice):
-            dealt += 1
-        time.sleep(0.05)
-    assert dealt == len(blows), f"only {dealt} of {blows} were dealt"
+        return sweep.id, SweepState(sweep.state), ended
+
+    def _deal(self, blow: str) -> bool:
+        if blow == "database":
+            self._fleet.shaken()
+            shake(self._url)
+            self._fleet.shaken()
+            return True
+        if blow == "node":
+            lose_a_node()
+            return True
+        victims = sorted(self._fleet.victims(blow), key=lambda process: process.pid)
+        if not victims:
+            return False
+        self._dice.choice(victims).kill()
+        return True
 
 
-def _deal(blow: str, fleet: Fleet, dice: random.Random) -> bool:
-    if blow == "database":
-        return postgres.restart()
-    victims = sorted(fleet.victims(blow), key=lambda process: process.pid)
-    if not victims:
-        return False
-    dice.choice(victims).kill()
-    return True
+def shake(url: str) -> None:
+    """Crash the server and start it again; where it is not ours, throw everybody out; lock a file for a while."""
+    if url.startswith("sqlite"):
+        with sqlite3.connect(str(make_url(url).database), isolation_level=None, timeout=60) as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            time.sleep(_LOCKED_S)
+            connection.execute("ROLLBACK")
+        connection.close()
+    elif not postgres.restart():
+        postgres.throw_out(url)
 
 
-def check_everything(database: Database, sweep_id: str, log: Path, points: int) -> None:
-    """No finished trial lost or done twice, and each odd one with its reason."""
+def check_everything(database: Database, sweep_id: str, log: Path, heard: list[int]) -> None:
+    """No finished trial lost or done twice, each odd one with its reason, and the API's client missed nothing."""
     with database.reading() as session:
         sweep = SweepRepository(session).get(sweep_id)
         trials = TrialRepository(session).of_sweep(sweep_id)
         attempts = {t.id: TrialRepository(session).attempts(t.id) for t in trials}
         events = list(EventRepository(session).after(sweep_id=sweep_id, limit=100_000))
         frame = SampleRepository(session).frame(sweep_id=sweep_id)
-    assert (sweep.state, sweep.reason) == ("succeeded", None)
-    assert len(trials) == points
+    failed = [(t.config_json["point"], t.reason_kind, t.reason) for t in trials if t.state == "failed"]
+    assert (sweep.state, sweep.reason) == ("succeeded", None), failed
+    assert len(trials) == _POINTS
     launches = Counter(int(line) for line in log.read_text().split())
     rows = Counter(frame["trial_id"])
     for trial in trials:
@@ -169,56 +159,79 @@ def check_everything(database: Database, sweep_id: str, log: Path, points: int) 
         ends = [i for i, name in enumerate(path) if name in {s.value for s in TERMINAL}]
         assert ends == [len(path) - 1], path
     assert any(a.outcome == "lost" for each in attempts.values() for a in each)
+    assert heard == [e.id for e in events]
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    (tmp_path / "log").touch()
-    return tmp_path
-
-
-def chaos_at(url: str, where: str, folder: Path, blows: list[str], points: int) -> Fleet:
+def chaos_at(url: str, where: str, folder: Path, blows: list[str]) -> None:
     database = Database(url)
     database.migrate()
-    sweep_id = chaos_sweep(database, folder / "log", points)
-    fleet = Fleet(url, where, sweep_id)
+    log, file, scratch = folder / "log", folder / "sweep.json", folder / "scratch"
+    log.touch()
+    scratch.mkdir()
+    write_sweep(file, log)
+    fleet = Fleet(url, where, file, scratch)
+    chaos_run = Chaos(url, fleet, blows)
     try:
-        run_through(database, sweep_id, fleet, blows, points)
+        sweep_id = chaos_run.run()
+        told = httpx.get(f"{fleet.address}/v1/sweeps/{sweep_id}", timeout=30).json()
         codes = fleet.end()
     finally:
         fleet.kill()
-    check_everything(database, sweep_id, folder / "log", points)
+        if chaos_run.follower is not None:
+            chaos_run.follower.leave()
+    assert chaos_run.follower is not None
+    check_everything(database, sweep_id, log, chaos_run.follower.heard)
+    assert told["state"] == "succeeded"
+    assert sum(told["trials"].values()) == _POINTS
     database.close()
     # whoever has only just been started again leaves before it can leave in order
     assert set(codes) <= {0, -signal.SIGKILL, -signal.SIGTERM}
     _, alive = psutil.wait_procs(fleet.left(), timeout=20)
     assert alive == []
-    return fleet
 
 
-BLOWS = ["rank", "rank", "rank", "worker", "worker", "controller"]
+def nobody_holds(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Folders that are left have no owner: the next worker of the machine removes them."""
+    monkeypatch.setattr("tempfile.tempdir", str(scratch))
+    left = list(scratch.glob("flatpeak-*"))
+    for path in left:
+        os.utime(path, (0, 0))
+    assert sorted(abandoned()) == sorted(left)
 
 
-def test_a_sweep_survives_on_sqlite(folder: Path) -> None:
-    chaos_at(f"sqlite:///{folder / 'flatpeak.db'}", "local", folder, list(BLOWS), 60)
+def at_sqlite(folder: Path) -> str:
+    return f"sqlite:///{folder / 'flatpeak.db'}"
+
+
+def test_a_sweep_survives_on_sqlite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chaos_at(at_sqlite(tmp_path), "local", tmp_path, BLOWS)
+    nobody_holds(tmp_path / "scratch", monkeypatch)
 
 
 @pytest.mark.postgres
-def test_a_sweep_survives_on_postgresql(folder: Path) -> None:
+def test_a_sweep_survives_on_postgresql(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     url = postgres.new_database()
-    blows = list(BLOWS)
-    if postgres.can_restart():
-        blows.append("database")
-    chaos_at(url, "local", folder, blows, 60)
+    chaos_at(url, "local", tmp_path, BLOWS)
+    nobody_holds(tmp_path / "scratch", monkeypatch)
     postgres.drop_database(url)
 
 
-def test_a_sweep_survives_on_a_ray_cluster(folder: Path) -> None:
+def test_a_sweep_survives_on_a_ray_cluster_and_sqlite(tmp_path: Path) -> None:
+    chaos_on_ray(at_sqlite(tmp_path), tmp_path)
+
+
+@pytest.mark.postgres
+def test_a_sweep_survives_on_a_ray_cluster_and_postgresql(tmp_path: Path) -> None:
+    url = postgres.new_database()
+    chaos_on_ray(url, tmp_path)
+    postgres.drop_database(url)
+
+
+def chaos_on_ray(url: str, folder: Path) -> None:
     from tuner.executors.ray import RayExecutor
 
-    blows = ["rank", "rank", "worker", "controller"]
     ray_address = cluster().address
-    chaos_at(f"sqlite:///{folder / 'flatpeak.db'}", ray_address, folder, blows, 40)
+    chaos_at(url, ray_address, folder, RAY_BLOWS)
     assert emptied(agents)
     executor = RayExecutor(ray_address)
     assert emptied(placement_groups)
