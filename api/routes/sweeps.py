@@ -11,6 +11,7 @@ from fastapi.responses import StreamingResponse
 from api.auth import reads, writes
 from api.routes.context import Config, Cursor, Limit, Store, problems
 from api.routes.events import event_stream
+from api.schemas.attempts import AttemptSpan
 from api.schemas.common import Page, decode_number, encode_cursor
 from api.schemas.sweeps import Sample, Sweep, SweepRequest, Trial
 from api.services import sweeps as service
@@ -115,6 +116,15 @@ def list_samples(
         service.get_sweep(session, sweep_id)
         rows, more = tables.samples_after(session, sweep_id, after, limit)
     return Page(items=[item for _, item in rows], next_cursor=encode_cursor(rows[-1][0]) if more else None)
+
+
+@router.get("/{sweep_id}/attempts", dependencies=[Depends(reads)], responses=problems(404))
+def list_attempts(
+    store: Store, sweep_id: str, cursor: Cursor = None, limit: Limit = 100
+) -> Page[AttemptSpan]:
+    """Who worked on which trial and when, in the order of the claims."""
+    with store.reading() as session:
+        return tables.attempts_page(session, sweep_id, cursor=cursor, limit=limit)
 
 
 @router.get(

@@ -9,6 +9,8 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
+from api.schemas.attempts import AttemptSpan
+from api.schemas.common import Page, decode_cursor, encode_cursor, timestamp
 from api.schemas.sweeps import Sample
 from api.services.sweeps import get_sweep, knob_text, matching
 from db.repositories import SampleRepository, TrialRepository
@@ -41,6 +43,30 @@ def samples_after(
         (int(row[0]), Sample.model_validate({name: row[at] for name, at in _SHOWN})) for row in rows[:limit]
     ]
     return found, len(rows) > limit
+
+
+def attempts_page(session: Session, sweep_id: str, *, cursor: str | None, limit: int) -> Page[AttemptSpan]:
+    """Attempts at a sweep's trials in the order of their claims.
+
+    Raises:
+        NotFound: there is no such sweep.
+    """
+    get_sweep(session, sweep_id)
+    rows = TrialRepository(session).attempts_of_sweep(sweep_id, after=decode_cursor(cursor), limit=limit + 1)
+    items = [
+        AttemptSpan(
+            id=row.id,
+            trial_id=row.trial_id,
+            trial_number=number,
+            worker=row.worker,
+            claimed_at=timestamp(row.claimed_at),
+            started_at=timestamp(row.started_at),
+            finished_at=timestamp(row.finished_at),
+            outcome=row.outcome,
+        )
+        for row, number in rows[:limit]
+    ]
+    return Page(items=items, next_cursor=encode_cursor(items[-1].id) if len(rows) > limit else None)
 
 
 def samples_csv(database: Database, sweep_id: str) -> Iterator[str]:

@@ -25,6 +25,7 @@ router = APIRouter(dependencies=[Depends(page_reads)])
 OPERATORS = ("pipelined_llep", "ring_dtp", "checkpoint_offload", "stream_adamw")
 SHOWN_TRIALS = 200
 _PASSES_FROM = 200
+_COMPARED = 100
 _FORM = {
     "context_tokens": "131072",
     "global_batch_tokens": "524288",
@@ -95,6 +96,7 @@ def sweep_page(
     knobs: Knobs,
     state: Annotated[list[str] | None, Query()] = None,
     pass_: Annotated[str, Query(alias="pass", max_length=32)] = "",
+    compare: Annotated[str, Query(max_length=40)] = "",
 ) -> Response:
     """One sweep, live."""
     states = {item for item in state or [] if item in {known.value for known in TrialState}}
@@ -105,6 +107,9 @@ def sweep_page(
                 session, sweep_id, cursor=None, limit=10_000, states=set(), knobs={}
             ).items
             first, _ = tables.samples_after(session, sweep_id, 0, _PASSES_FROM)
+            like = sweep_service.list_sweeps(
+                session, cursor=None, limit=_COMPARED, operator=sweep.operator, state=None
+            ).items
     except NotFound as error:
         return _missing(request, error)
     trials = [trial for trial in everything if _kept(trial, states, knobs)]
@@ -112,7 +117,7 @@ def sweep_page(
     query = urlencode(
         [("state", item) for item in sorted(states)]
         + [(f"knob.{name}", value) for name, value in sorted(knobs.items())]
-        + ([("pass", pass_)] if pass_ else [])
+        + [(name, text) for name, text in (("pass", pass_), ("compare", compare)) if text]
     )
     context = {
         "section": "sweeps",
@@ -123,7 +128,8 @@ def sweep_page(
         "knobs": _knob_values(everything, columns),
         "passes": sorted({sample.pass_ for _, sample in first}),
         "trial_states": [item.value for item in TrialState if item is not TrialState.LOST],
-        "chosen": {"states": states, "knobs": knobs, "pass_": pass_},
+        "others": [one.model_dump() for one in like if one.id != sweep_id],
+        "chosen": {"states": states, "knobs": knobs, "pass_": pass_, "compare": compare},
         "query": f"?{query}" if query else "",
     }
     return render(request, "sweep.html", context)

@@ -135,6 +135,22 @@ class TrialRepository:
         query = select(Attempt).where(Attempt.trial_id == trial_id).order_by(Attempt.number)
         return list(self._session.scalars(query.execution_options(populate_existing=True)))
 
+    def attempts_of_sweep(
+        self, sweep_id: str, *, after: str | None = None, limit: int = 100
+    ) -> list[tuple[Attempt, int]]:
+        """Attempts at a sweep's trials with the trials' numbers, by id (which sorts by time of the claim)."""
+        query = (
+            select(Attempt, Trial.number)
+            .join(Trial, Trial.id == Attempt.trial_id)
+            .where(Attempt.sweep_id == sweep_id)
+            .order_by(Attempt.id)
+            .limit(limit)
+        )
+        if after is not None:
+            query = query.where(Attempt.id > after)
+        rows = self._session.execute(query.execution_options(populate_existing=True))
+        return [(attempt, number) for attempt, number in rows]
+
     # -- the claim -------------------------------------------------------------------------------------
 
     def claim(

@@ -131,6 +131,40 @@ def work(database: Database, sweep_id: str, most: int = 100) -> int:
     return done
 
 
+def seed_mixed(database: Database) -> str:
+    """A sweep over two nodes: one trial of two modes, one pruned, one that ran out of memory, one failed."""
+    answers: list[tuple[TrialState, dict[str, Any]]] = [
+        (
+            TrialState.SUCCEEDED,
+            {"latency_s": 0.05, "peak_bytes": 9 * MIB, "result": {"slow_s": 0.07, "slow_share": 0.4}},
+        ),
+        (TrialState.PRUNED, {"latency_s": 0.9, "peak_bytes": 10 * MIB, "reason_kind": "pruned"}),
+        (TrialState.INFEASIBLE, {"reason_kind": "device_oom", "reason": "rank 0: out of memory"}),
+        (TrialState.FAILED, {"reason_kind": "stalled", "reason": "no repetition finished in 120 s"}),
+    ]
+    with database.session() as session:
+        sweep = SweepRepository(session).create(
+            name="Two nodes",
+            operator="ring_dtp",
+            provider="flatpeak",
+            strategy="model",
+            ranks=RANKS,
+            device="cpu",
+            spec=spec(target={"ranks": RANKS, "nodes": 2, "device": "cpu"}, strategy="model"),
+            max_trials=len(answers),
+        )
+        TrialRepository(session).add(
+            sweep.id, [_new(number, "weights", 64 << number) for number in range(len(answers))]
+        )
+        for state, answer in answers:
+            claim = TrialRepository(session).claim("test/1/1", sweep_id=sweep.id)
+            assert claim is not None
+            TrialRepository(session).start(claim, hardware_id=HARDWARE)
+            TrialRepository(session).finish(claim, state, **answer)
+        SweepRepository(session).settle(sweep.id, complete=True)
+        return sweep.id
+
+
 def _samples(number: int, config: dict[str, Any]) -> list[NewSample]:
     draw = random.Random(number)
     return [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ from cost_model.presets import preset
 from cost_model.rates_default import default_cost_model
 from db.repositories import TokenRepository
 from tests.api.conftest import Serve, Served
-from tests.api.seed import HARDWARE, Seeded, seed_cost_model, seed_sweep, work
+from tests.api.seed import HARDWARE, Seeded, seed_cost_model, seed_mixed, seed_sweep, work
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 MODELS = Path(__file__).parents[2] / "examples" / "models"
@@ -95,7 +96,7 @@ def test_filters_reach_table_charts_and_address(page: Page, served: Served, seed
     page.get_by_role("checkbox", name="succeeded").check()
     expect(page.locator("#trials tbody tr")).to_have_count(5)
     expect(page.locator("#pareto summary")).to_have_text("Table (5 rows)")
-    page.get_by_label("ring mode").select_option("weights")
+    page.get_by_label("ring mode", exact=True).select_option("weights")
     expect(page.locator("#trials tbody tr")).to_have_count(2)
     expect(page.locator("#pareto summary")).to_have_text("Table (2 rows)")
     assert "state=succeeded" in page.url
@@ -103,6 +104,103 @@ def test_filters_reach_table_charts_and_address(page: Page, served: Served, seed
     page.goto(page.url)
     expect(page.locator("#trials tbody tr")).to_have_count(2)
     expect(page.locator("#pareto summary")).to_have_text("Table (2 rows)")
+
+
+def rows_of(page: Page, panel: str) -> list[list[str]]:
+    """The figures under a chart."""
+    page.locator(f"{panel} summary").click()
+    lines = page.locator(f"{panel} details tbody tr")
+    return [line.locator("td").all_inner_texts() for line in lines.all()]
+
+
+def test_every_chart_of_a_sweep_follows_the_filters(page: Page, served: Served, seeded: Seeded) -> None:
+    page.goto(f"{served.address}/sweeps/{seeded.sweep_id}")
+    panels = {"#pareto": (7, 5), "#lines": (7, 5), "#workers": (6, 5), "#importance": (2, 2)}
+    for panel, (everything, _) in panels.items():
+        expect(page.locator(f"{panel} summary")).to_have_text(f"Table ({everything} rows)")
+        assert charts(page, panel) == 1
+    page.get_by_role("checkbox", name="succeeded").check()
+    for panel, (_, kept) in panels.items():
+        expect(page.locator(f"{panel} summary")).to_have_text(f"Table ({kept} rows)")
+    page.get_by_label("strip rows", exact=True).select_option("2048")
+    expect(page.locator("#workers")).to_contain_text("Nobody has worked")
+    expect(page.locator("#lines")).to_contain_text("No finished trial")
+    expect(page.locator("#importance")).to_contain_text("Too few measured trials")
+
+
+def test_importance_is_the_share_between_values_less_chance(page: Page, served: Served) -> None:
+    page.goto(f"{served.address}/sweeps/{seed_sweep(served.database).sweep_id}")
+    found = page.evaluate(
+        """async () => {
+            const { explained } = await import("/static/js/sweep_knobs.js");
+            const trial = (a, b, time) => ({ config: { a, b }, time });
+            const grid = [];
+            for (const a of [1, 2, 3, 4]) for (const b of ["x", "y"]) for (let n = 0; n < 3; n += 1)
+                grid.push(trial(a, b, Math.exp(a + (n - 1) * 1e-3)));
+            const time = (one) => one.time;
+            const wide = Array.from({ length: 40 }, (_, n) => trial(n, "x", 1 + ((n * 7919) % 13)));
+            return [
+                explained(grid, "a", [1, 2, 3, 4], time), explained(grid, "b", ["x", "y"], time),
+                explained(grid.slice(0, 1), "a", [1], time),
+                explained(grid.map((one) => ({ ...one, time: 2 })), "a", [1, 2, 3, 4], time),
+                explained(wide, "a", wide.map((one) => one.config.a), time),
+            ];
+        }"""
+    )
+    assert found[0] == pytest.approx(1.0, abs=1e-4)
+    assert found[1] == 0
+    assert found[2] is None
+    assert found[3] == 0
+    assert found[4] < 0.3  # forty values of one trial each explain nothing
+
+
+def test_two_sweeps_are_compared_in_one_chart(page: Page, served: Served, seeded: Seeded) -> None:
+    other = seed_sweep(served.database, name="Another day").sweep_id
+    page.goto(f"{served.address}/sweeps/{seeded.sweep_id}")
+    page.get_by_label("Compare with").select_option(label="Another day")
+    expect(page.locator("#pareto summary")).to_have_text("Table (12 rows)")
+    expect(page).to_have_url(re.compile(f"compare={other}"))
+    page.goto(page.url)
+    expect(page.locator("#pareto summary")).to_have_text("Table (12 rows)")
+    page.get_by_label("ring mode", exact=True).select_option("weights")
+    expect(page.locator("#pareto summary")).to_have_text("Table (5 rows)")
+    assert {row[-1] for row in rows_of(page, "#pareto")} == {"this", "Another day"}
+
+
+def test_pruned_points_and_where_ranks_stand_are_shown(page: Page, served: Served) -> None:
+    sweep_id = seed_mixed(served.database)
+    page.goto(f"{served.address}/sweeps/{sweep_id}")
+    expect(page.locator("#summary")).to_contain_text("4 × cpu on 2 nodes")
+    expect(page.locator("#pareto summary")).to_have_text("Table (3 rows)")
+    assert [row[1] for row in rows_of(page, "#pareto")] == ["succeeded", "pruned", "infeasible"]
+    assert "1 pruned, 1 infeasible" in str(page.locator("#pareto .chart").get_attribute("aria-label"))
+    page.goto(served.address)
+    expect(page.locator("#sweeps")).to_contain_text("4 × cpu on 2 nodes")
+    page.goto(f"{served.address}/sweeps/{sweep_id}")
+    page.get_by_role("link", name="Trial 0", exact=True).click()
+    expect(page.locator("#samples")).to_contain_text("40 % of the repeats stand in a slow mode at 70.0 ms")
+
+
+@pytest.mark.parametrize("width", [360, 768, 1280])
+def test_no_page_is_wider_than_its_window(browser: Browser, served: Served, width: int) -> None:
+    seeded = seed_sweep(served.database, name="A name that goes on and on " * 5)
+    model = {**default_cost_model(preset("hgx-h200", 1)).to_json(), "hardware_id": HARDWARE}
+    seed_cost_model(served.database, model)
+    context = browser.new_context(viewport={"width": width, "height": 900})
+    page = context.new_page()
+    for path in (
+        "/",
+        f"/sweeps/{seeded.sweep_id}",
+        f"/trials/{seeded.trial_ids[0]}",
+        "/plan",
+        "/plans",
+        "/cost-models",
+    ):
+        page.goto(served.address + path)
+        page.wait_for_load_state("networkidle")
+        beyond = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+        assert beyond == 0, path
+    context.close()
 
 
 def test_the_csv_of_a_chart_holds_its_rows(page: Page, served: Served, seeded: Seeded) -> None:
@@ -180,6 +278,22 @@ def test_a_cost_model_shows_parity(page: Page, served: Served, seeded: Seeded) -
     expect(page.locator("#parity summary")).to_have_text("Table (10 rows)")
     assert charts(page, "#parity") == 1
     assert charts(page, "#errors") == 1
+    assert charts(page, "#residuals") == 1
+    assert [row[:3] for row in rows_of(page, "#residuals")] == [
+        ["ring dtp, backward", "4 ranks", "5"],
+        ["ring dtp, forward", "4 ranks", "5"],
+    ]
+    expect(page.locator("#coverage")).to_contain_text("every prediction says so")
+
+
+def test_a_fitted_cost_model_shows_what_it_has_seen(page: Page, served: Served) -> None:
+    model = {**default_cost_model(preset("hgx-h200", 1)).to_json(), "hardware_id": HARDWARE}
+    model["coverage"] = {"ring_dtp": {"tokens_per_rank": [1024, 65536], "ranks": [2, 8]}}
+    seed_cost_model(served.database, model)
+    page.goto(f"{served.address}/cost-models")
+    expect(page.locator("#coverage tbody tr")).to_have_count(2)
+    expect(page.locator("#coverage")).to_contain_text("65,536")
+    expect(page.locator("#residuals")).to_contain_text("No samples of this hardware")
 
 
 def test_signing_in_opens_the_page_that_was_asked_for(page: Page, serve: Serve) -> None:

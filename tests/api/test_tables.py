@@ -96,3 +96,20 @@ def test_a_table_of_nothing_known_is_refused_before_it_starts(served: Served) ->
         answer = served.client.get(f"/v1/sweeps/swp_none/{table}")
         assert answer.status_code == 404
         assert answer.headers["content-type"] == "application/problem+json"
+
+
+def test_attempts_are_stretches_of_workers_time_page_by_page(served: Served) -> None:
+    sweep_id = seed_sweep(served.database).sweep_id
+    address, seen, cursor = f"/v1/sweeps/{sweep_id}/attempts?limit=4", [], ""
+    while True:
+        page = served.client.get(f"{address}&cursor={cursor}" if cursor else address).json()
+        seen += page["items"]
+        cursor = page["next_cursor"]
+        if cursor is None:
+            break
+    assert [one["trial_number"] for one in seen] == [0, 1, 2, 4, 5, 6]
+    assert [one["outcome"] for one in seen].count("failed") == 1
+    for one in seen:
+        assert one["claimed_at"] <= one["started_at"] <= one["finished_at"]
+    assert served.client.get("/v1/sweeps/swp_none/attempts").status_code == 404
+    assert served.client.get(f"{address}&cursor=%00").status_code == 400

@@ -33,7 +33,7 @@ export function legend(colour, extra = {}) {
   return {
     type: "scroll", top: 0, left: 0, itemWidth: 12, itemHeight: 9, itemGap: 14, icon: "roundRect",
     pageIconColor: colour.muted, pageTextStyle: { color: colour.muted },
-    textStyle: { color: colour.muted, fontSize: 12 }, ...extra,
+    textStyle: { color: colour.muted, fontSize: 12, lineHeight: 18 }, ...extra,
   };
 }
 

@@ -29,7 +29,7 @@ function drawMemory(plan) {
     bars.flatMap(([bar, live]) => names.filter((name) => live[name] > 0).map((name) => ({ bar, term: words(name), bytes: live[name], provenance: bar === "closed form (sum)" ? provenance(plan, `/memory/terms/${name}`) : "" }))).reverse());
   const { unit, size } = byteAxis(Math.max(memory.hbm_bytes, ...bars.map(([, live]) => sum(live))));
   draw(target, (colour) => ({
-    aria: { enabled: true }, legend: legend(colour), grid: { left: 142, right: 44, top: 58, bottom: 46 },
+    legend: legend(colour), grid: { left: 142, right: 44, top: 58, bottom: 46 },
     tooltip: tooltip(colour, { formatter: ({ data, seriesName, name }) => (data?.bytes ? `${name}\n${seriesName}: ${bytesText(data.bytes)}\nwhole bar: ${bytesText(data.whole)}` : "") }),
     xAxis: axis(`bytes of one GPU (${unit})`, colour, { type: "value", min: 0 }),
     yAxis: axis("", colour, { type: "category", data: bars.map(([name]) => name), splitLine: { show: false }, axisLabel: { color: colour.text, fontSize: 12 } }),
@@ -55,7 +55,7 @@ function drawStep(plan) {
   if (!rows.length) { empty(target, "The plan has no step time."); return; }
   const { unit, size } = secondAxis(Math.max(...rows.map((row) => row.high ?? row.seconds)));
   draw(target, (colour) => ({
-    aria: { enabled: true }, grid: { left: 150, right: 72, top: 12, bottom: 46 },
+    grid: { left: 150, right: 72, top: 12, bottom: 46 },
     tooltip: tooltip(colour, { formatter: ({ data }) => (data?.row ? `${data.row.term}\n${secondsText(data.row.seconds)}${data.row.low !== null ? ` (${secondsText(data.row.low)} to ${secondsText(data.row.high)})` : ""}\n${data.row.provenance}` : "") }),
     xAxis: axis(`seconds of a step (${unit})`, colour, { type: "value", min: 0 }),
     yAxis: axis("", colour, { type: "category", data: rows.map((row) => row.term), splitLine: { show: false }, axisLabel: { color: colour.text, fontSize: 12 } }),

@@ -23,7 +23,7 @@ function drawTerms(trial) {
   const near = limit && limit >= (trial.bound_bytes || 0) && limit < 3 * (trial.bound_bytes || limit);
   const bars = ["measured peak", ...(reserved ? ["reserved"] : []), "Eq. 6 bound"];
   draw(target, (colour) => ({
-    aria: { enabled: true }, legend: legend(colour, { data: terms.map(([name]) => words(name)) }),
+    legend: legend(colour, { data: terms.map(([name]) => words(name)) }),
     grid: { left: 110, right: 44, top: 58, bottom: 46 },
     tooltip: tooltip(colour, { formatter: ({ seriesName, data, name }) => (data?.bytes ? `${seriesName === "measured" ? name : seriesName}\n${bytesText(data.bytes)}` : "") }),
     xAxis: axis(`bytes per rank (${unit})`, colour, { type: "value", min: 0, ...(near ? { max: (limit * 1.04) / size } : {}) }),
@@ -57,7 +57,7 @@ function drawSamples(trial) {
   const groups = [...new Set(trial.samples.map((sample) => sample.pass))];
   const repeats = [...new Set(trial.samples.map((sample) => sample.repeat))].sort((a, b) => a - b).map(String);
   draw(target, (colour) => ({
-    aria: { enabled: true }, legend: legend(colour), grid: { left: 58, right: 20, top: 44, bottom: 46 },
+    legend: legend(colour), grid: { left: 58, right: 20, top: 44, bottom: 46 },
     tooltip: tooltip(colour, { formatter: ({ data, seriesName }) => `${seriesName}\nrank ${data.sample.rank}, repeat ${data.sample.repeat}\n${secondsText(data.sample.seconds)}` }),
     xAxis: axis("repeat", colour, { type: "category", data: repeats, splitLine: { show: false } }),
     yAxis: axis(`seconds of a rank (${unit})`, colour, { type: "value", min: 0, nameGap: 40 }),
@@ -68,10 +68,21 @@ function drawSamples(trial) {
   }));
 }
 
+// Latencies can have two modes; they are never averaged, and the slow one is named where it was seen.
+function tellModes(trial) {
+  const result = trial.result || {};
+  if (!result.slow_s || !result.slow_share) return;
+  const note = document.createElement("p");
+  note.className = "panel-note";
+  note.textContent = `Two modes: the latency is the fast one's; ${(100 * result.slow_share).toFixed(0)} % of the repeats stand in a slow mode at ${secondsText(result.slow_s)}.`;
+  document.querySelector("#samples .panel-head").after(note);
+}
+
 try {
   const trial = await call(`/v1/trials/${id}`);
   drawTerms(trial);
   drawSamples(trial);
+  tellModes(trial);
 } catch (error) {
   showProblem(document.getElementById("problem"), error);
 }
