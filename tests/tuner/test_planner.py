@@ -18,6 +18,7 @@ from cost_model.model_spec import ModelSpec
 from cost_model.presets import preset
 from cost_model.rates_default import default_cost_model
 from cost_model.step import TERM_NAMES, step_time
+from cost_model.topology import Fabric, Switch, Topology
 from cost_model.workload import Workload
 from tests.cost_model.clusters import cpu_cluster, gpu_cluster, small_moe
 from tests.cost_model.sweep_rows import rows
@@ -359,3 +360,14 @@ def test_guarantee_never_needs_less_than_expected() -> None:
     for name in ("gpt-oss-20b",):
         modes = planned(name, "hgx-h200", 1, 131072, 524288).to_json()["memory"]["modes"]
         assert modes["guarantee"]["footprint_bytes"] >= modes["expected"]["footprint_bytes"]
+
+
+def test_a_plan_repeats_what_a_probe_noted_and_says_where_groups_cross_switches() -> None:
+    fabric = Fabric((Switch("leaf1", ("n1",), "spine"), Switch("leaf2", ("n2",), "spine"), Switch("spine")))
+    where = replace(gpu_cluster(), nodes=2, topology=Topology(fabric=fabric), notes=("node n2: slower",))
+    work = Workload(4096, 32768)
+    plan = make_plan(
+        small_moe(), where, work, default_cost_model(where), fixed={"expert_degree": where.world_size}
+    )
+    assert "node n2: slower" in plan.warnings
+    assert any("a leaf has as few as 1" in warning for warning in plan.warnings)
