@@ -127,9 +127,9 @@ class Worker:
                 continue
             if not self._fits(sweep.ranks, sweep.device):
                 continue
-            site = self._made().site(sweep.device, spec_of(sweep).target.nodes)
-            if sweep.hardware_id not in (None, site.hardware_id):
+            if sweep.hardware_id not in (None, *self._hardware(sweep.device)):
                 continue
+            site = self._made().site(sweep.device, spec_of(sweep).target.nodes)
             more = extend(self._database, sweep.id, site)
             with self._database.session() as session:
                 trials = TrialRepository(session).of_sweep(sweep.id, state=TrialState.QUEUED.value)
@@ -138,6 +138,10 @@ class Worker:
             if state.value != sweep.state:
                 self._tell(sweep.id, None, None)
         return moved
+
+    def _hardware(self, device: str) -> list[str]:
+        """What gangs stand on here, on one node and over several; a trial looks again at which it needs."""
+        return [self._made().site(device, nodes).hardware_id for nodes in (1, 2)]
 
     def _fits(self, ranks: int, device: str) -> bool:
         return self._made().max_ranks(device) >= ranks
@@ -155,8 +159,7 @@ class Worker:
                     sweep_id=self._sweep_id,
                     max_ranks=ranks,
                     devices=[device],
-                    # of one node and of several: the trial looks again at which it is
-                    hardware_ids=[executor.site(device, nodes).hardware_id for nodes in (1, 2)],
+                    hardware_ids=self._hardware(device),
                 )
             if claim is not None:
                 return claim
