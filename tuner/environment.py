@@ -98,6 +98,36 @@ class Watch:
         }
 
 
+def others_on_card() -> str | None:
+    """After this rank's card ran out of memory: who else holds some of it, in words; None when nobody does."""
+    uuid = getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "uuid", None)
+    there = [one for one in read_cards()[1] if uuid is not None and one.uuid == card_id(str(uuid))]
+    family = {os.getpid(), *(parent.pid for parent in psutil.Process().parents())}
+    strangers, known = strangers_of(there, family, ranks=1)
+    return _in_words(strangers, known=known) if strangers else None
+
+
+def strangers_of(
+    there: Sequence[CardProcess], family: set[int], ranks: int
+) -> tuple[list[CardProcess], bool]:
+    """Processes on a card that are not of the gang, and whether the numbers shown are this system's.
+
+    Args:
+        there: processes on the card.
+        family: the gang's processes and those that started them.
+        ranks: of the gang on this card.
+    """
+    # else these are another system's numbers, or none are shown
+    known = any(one.pid in family for one in there)
+    return ([one for one in there if one.pid not in family] if known else list(there[ranks:])), known
+
+
+def _in_words(strangers: Sequence[CardProcess], *, known: bool) -> str:
+    others = f"{len(strangers)} other process{'es' if len(strangers) > 1 else ''}"
+    pids = f" ({', '.join(str(one.pid) for one in strangers[:4])})" if known else ""
+    return f"{others}{pids}, {sum(one.used_bytes or 0 for one in strangers) / 2**30:.1f} GiB"
+
+
 def environment_of(measured: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], list[Flag]]:
     """Node by node what the ranks saw, and what casts doubt on it.
 
@@ -164,15 +194,9 @@ def _card_flags(
     name = f"card {after.index}"
     family = {*node["family"], *(one["watch"]["pid"] for one in group)}
     there = [CardProcess(**one) for one in node["processes"] if one["uuid"] == card["uuid"]]
-    known = any(
-        one.pid in family for one in there
-    )  # else these are another system's numbers, or none are shown
-    strangers = [one for one in there if one.pid not in family] if known else there[len(on_it) :]
+    strangers, known = strangers_of(there, family, len(on_it))
     if strangers:
-        others = f"{len(strangers)} other process{'es' if len(strangers) > 1 else ''}"
-        held = sum(one.used_bytes or 0 for one in strangers) / 2**30
-        pids = f" ({', '.join(str(one.pid) for one in strangers[:4])})" if known else ""
-        yield Flag("shared_card", host, f"{name}: {others}{pids}, {held:.1f} GiB")
+        yield Flag("shared_card", host, f"{name}: {_in_words(strangers, known=known)}")
     used = max((one["device_used_bytes"] or 0 for one in on_it), default=0)
     beyond = used - sum(one["watch"]["device_reserved_bytes"] or 0 for one in on_it)
     if not known and beyond > OUTSIDE_BYTES * len(on_it):

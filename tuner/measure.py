@@ -13,7 +13,7 @@ import torch
 
 from operators.dry_run import PeakTracker
 from operators.ranks import LoopbackRanks, Ranks
-from tuner.environment import Watch
+from tuner.environment import Watch, others_on_card
 from tuner.front import SLOWEST_MODE, Point, out_of_reach
 from tuner.registry import OperatorAdapter, Runnable
 from tuner.space import Config
@@ -61,7 +61,7 @@ class PassPeak:
 
 
 def measure_rank(ranks: Ranks, payload: dict[str, Any], report: Report) -> dict[str, Any]:
-    """Run by every rank.
+    """Run by every rank. A card that ran out of memory while others held some of it says so.
 
     Returns:
         ``samples``: rows ``[pass, repeat, seconds, allocated_bytes, reserved_bytes]``; ``peak_source``;
@@ -69,6 +69,16 @@ def measure_rank(ranks: Ranks, payload: dict[str, Any], report: Report) -> dict[
         ``error`` and ``tolerance`` of the check against the reference; ``pruned``, the (peak, seconds) of the
         point that put this one out of reach, or None; ``watch``, what surrounded it (:meth:`Watch.answer`).
     """
+    try:
+        return _measure(ranks, payload, report)
+    except torch.OutOfMemoryError as error:
+        if (others := others_on_card()) is None:
+            raise
+        first = str(error).strip().splitlines()[0]
+        raise torch.OutOfMemoryError(f"{others}, held some of the card: {first}") from error
+
+
+def _measure(ranks: Ranks, payload: dict[str, Any], report: Report) -> dict[str, Any]:
     from tuner.executors.rank_process import load
 
     request = MeasureRequest(**payload)

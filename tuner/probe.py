@@ -11,6 +11,7 @@ from cost_model.topology import Fabric
 from operators.ranks import Ranks
 from tuner.executors.base import Executor, GangTask, Timers
 from tuner.executors.local import LocalExecutor
+from tuner.executors.supervisor import GangExecutor
 from tuner.fingerprint import bare_cluster
 from tuner.probe_cluster import ProbeResult, probe_result
 from tuner.probe_rank import measure_rank
@@ -52,14 +53,7 @@ def probe_machine(
         chosen = _device(device, runner)
         count = _ranks(ranks, nodes, chosen, runner)
         say(f"starting {count} ranks on {chosen}" + (f" over {nodes} nodes" if nodes > 1 else ""))
-        task = GangTask(
-            "tuner.probe:_probe_task",
-            {"device": chosen, "nodes": nodes, "limit_s": limit_s},
-            count,
-            device=chosen,
-            nodes=nodes,
-            timers=Timers(run_s=limit_s + _BEYOND_S),
-        )
+        task = _task(chosen, nodes, count, limit_s)
         outcome = runner.run(task, on_progress=lambda rank, said: say(said["part"]) if rank == 0 else None)
         network = runner.site(chosen, nodes).software.get("network") if outcome.ok and nodes > 1 else None
     finally:
@@ -89,7 +83,7 @@ def _device(device: str | None, executor: Executor) -> Device:
 
 def _ranks(ranks: int | None, nodes: int, device: Device, executor: Executor) -> int:
     if ranks is None:
-        return max(nodes, executor.max_ranks(device) // nodes * nodes) if device == "cuda" else nodes
+        return nodes * _cards(nodes, executor) if device == "cuda" else nodes
     if ranks % nodes:
         raise RuleError(
             rule="the ranks of a probe stand evenly on its nodes",
@@ -97,6 +91,28 @@ def _ranks(ranks: int | None, nodes: int, device: Device, executor: Executor) ->
             remedy="Make --ranks a multiple of --nodes.",
         )
     return ranks
+
+
+def _cards(nodes: int, executor: Executor) -> int:
+    """Most cards that each of so many nodes has; 1 where the executor does not say what it refuses."""
+    if not isinstance(executor, GangExecutor):
+        return 1
+    most = executor.max_ranks("cuda") // nodes
+    fitting = (
+        n for n in range(most, 1, -1) if executor.refusal(_task("cuda", nodes, n * nodes, 0.0)) is None
+    )
+    return next(fitting, 1)
+
+
+def _task(device: Device, nodes: int, ranks: int, limit_s: float) -> GangTask:
+    return GangTask(
+        "tuner.probe:_probe_task",
+        {"device": device, "nodes": nodes, "limit_s": limit_s},
+        ranks,
+        device=device,
+        nodes=nodes,
+        timers=Timers(run_s=limit_s + _BEYOND_S),
+    )
 
 
 def _probe_task(

@@ -10,7 +10,7 @@ import pytest
 from operators.ranks import Ranks
 from tests.gang import gang
 from tuner.card_state import card_id, parse_cards, parse_processes
-from tuner.environment import OUTSIDE_BYTES, Watch, environment_of
+from tuner.environment import OUTSIDE_BYTES, Watch, environment_of, strangers_of
 
 GIB = 2**30
 FIRST, SECOND = "GPU-0c0ffee0-0000-1111-2222-333344445555", "GPU-0badcafe-0000-1111-2222-333344445555"
@@ -113,6 +113,15 @@ def test_a_stranger_on_a_card_is_named() -> None:
     _, (flag,) = environment_of(answers(processes=PROCESSES))
     assert (flag.flag, flag.host) == ("shared_card", "n1")
     assert flag.detail == "card 1: 1 other process (977), 77.1 GiB"
+
+
+def test_strangers_are_told_from_the_gang_and_from_those_who_started_it() -> None:
+    there = parse_processes(f"{FIRST}, 4242, 900\n{FIRST}, 4000, 100\n{FIRST}, 7, 2048\n")
+    strangers, known = strangers_of(there, {4242, 4000}, ranks=1)
+    assert ([one.pid for one in strangers], known) == ([7], True)
+    strangers, known = strangers_of(there, {1, 2}, ranks=2)
+    assert ([one.pid for one in strangers], known) == ([7], False)
+    assert strangers_of([], {1}, ranks=1) == ([], False)
 
 
 def test_in_a_container_more_processes_than_ranks_give_a_stranger_away() -> None:
