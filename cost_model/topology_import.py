@@ -95,7 +95,8 @@ def parse_nvidia_smi_topology(text: str) -> NodeTopology:
             f"no row of {missing[0]}" if missing else "no head",
         )
     _check_symmetry(devices, cards, cells)
-    links = tuple(tuple(cells[card][1][devices.index(other)] for other in cards) for card in cards)
+    places = [place for place, name in enumerate(devices) if name in cells and _CARD.fullmatch(name)]
+    links = tuple(tuple(cells[card][1][place] for place in places) for card in cards)
     links = tuple(tuple("SYS" if kind == "SOC" else kind for kind in row) for row in links)
     nics = tuple(
         _nic(names.get(name, name), [cells[card][1][devices.index(name)] for card in cards])
@@ -184,9 +185,10 @@ def _check_row(devices: list[str], name: str, kinds: list[str], line: int) -> No
 def _check_symmetry(
     devices: list[str], cards: list[str], cells: dict[str, tuple[int, list[str], list[str]]]
 ) -> None:
+    at = {name: place for place, name in enumerate(devices)}
     for a in cards:
         for b in cards:
-            there, back = cells[a][1][devices.index(b)], cells[b][1][devices.index(a)]
+            there, back = cells[a][1][at[b]], cells[b][1][at[a]]
             if there != back:
                 raise _wrong(
                     "a link is of one kind both ways", cells[b][0], f"{a} to {b} {there}, back {back}"

@@ -8,9 +8,9 @@ from xml.parsers import expat
 from cost_model.errors import RuleError
 from cost_model.topology import SELF, Nic, NodeTopology
 
-_MAX_DEPTH = 64
+_MAX_DEPTH = 32
 _MAX_ELEMENTS = 100_000
-_MAX_CARDS = 256
+_MAX_CARDS, _MAX_NICS = 128, 128
 _SWITCH_CLASS = "0x0680"
 """PCI class of an NVSwitch, as the target of a card's NVLinks."""
 
@@ -83,8 +83,10 @@ def parse_nccl_topology(text: str) -> NodeTopology:
         tuple(SELF if a == b else _link(first, second, wires[a], wires[b]) for b, second in enumerate(cards))
         for a, first in enumerate(cards)
     )
-    nics = tuple(_nic(net, cards) for cpu in processors for net in cpu.walk("net"))
-    return NodeTopology(links, tuple(_numa(card) for card in cards), nics)
+    nets = [net for cpu in processors for net in cpu.walk("net")]
+    if len(nets) > _MAX_NICS:
+        raise nets[_MAX_NICS].wrong(f"a node has at most {_MAX_NICS} network cards", len(nets))
+    return NodeTopology(links, tuple(_numa(card) for card in cards), tuple(_nic(net, cards) for net in nets))
 
 
 def _read(text: str) -> _Element:
@@ -162,7 +164,8 @@ def _link(
 def _pci_path(first: _Element, second: _Element) -> str:
     """How far two devices are apart over PCIe; the dump does not tell host bridges of one processor apart."""
     mine, theirs = first.above("pci")[1:], second.above("pci")[1:]
-    shared = next((bridge for bridge in mine if any(bridge is other for other in theirs)), None)
+    also = {id(bridge) for bridge in theirs}
+    shared = next((bridge for bridge in mine if id(bridge) in also), None)
     if shared is not None:
         return "PIX" if shared is mine[0] and shared is theirs[0] else "PXB"
     return "PHB" if first.above("cpu")[0] is second.above("cpu")[0] else "SYS"
