@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import socket
 from dataclasses import asdict
 from typing import Any
 
 import pytest
 
+from db.repositories import TrialRepository
+from db.session import Database
 from operators.ranks import Ranks
 from tests.gang import gang
+from tests.tuner.conftest import ToySpec
 from tuner.card_state import card_id, parse_cards, parse_processes
-from tuner.environment import OUTSIDE_BYTES, Watch, environment_of, strangers_of
+from tuner.environment import HOST_SHARE, OUTSIDE_BYTES, Watch, environment_of, strangers_of
+from tuner.executors.local import LocalExecutor
+from tuner.sweep import create_sweep, run_sweep
 
 GIB = 2**30
 FIRST, SECOND = "GPU-0c0ffee0-0000-1111-2222-333344445555", "GPU-0badcafe-0000-1111-2222-333344445555"
@@ -184,3 +190,21 @@ def test_a_rank_counts_its_own_time_within_the_machines() -> None:
         # hundredths of a second on every core are not counted yet
         assert node["busy_core_s"] >= 0.0
         assert node["cards_after"] == []
+
+
+def test_a_trial_keeps_what_surrounded_it(
+    database: Database, executor: LocalExecutor, toy_spec: ToySpec
+) -> None:
+    sweep_id = create_sweep(database, toy_spec([1, 2], ["ok"]))
+    run_sweep(database, sweep_id, executor)
+    with database.reading() as session:
+        results = [trial.result_json or {} for trial in TrialRepository(session).of_sweep(sweep_id)]
+    assert len(results) == 2
+    for result in results:
+        (node,) = result["environment"]
+        assert node["host"] == socket.gethostname()
+        assert 0.0 <= node["others_cpu_share"] <= 1.0
+        assert node["seconds"] > 0.0
+        # the machine of the tests may be anybody's: only what its share says is asked for
+        assert {flag["flag"] for flag in result["flags"]} <= {"busy_host"}
+        assert not result["flags"] or node["others_cpu_share"] > HOST_SHARE
