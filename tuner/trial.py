@@ -257,6 +257,7 @@ def _answer(outcome: GangOutcome, spec: SweepSpec, limit_bytes: int) -> Answer:
         "peak_reserved_bytes": max(reserved, default=None),
         "device_used_bytes": max(used, default=None),
         "base_bytes": max(one["base_bytes"] for one in measured),
+        "library_bytes": max(one["library_bytes"] for one in measured),
         "host_locked_bytes": max(one["host_locked_bytes"] for one in measured),
         "peak_source": measured[0]["peak_source"],
         "warmups": max(one["warmups"] for one in measured),
