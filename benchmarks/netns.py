@@ -80,21 +80,27 @@ class Hosts:
     Attributes:
         rate: of each direction of each host's link.
         network: what the nodes call their network (``FLATPEAK_NETWORK``).
+        names, addresses: of the hosts' namespaces and interfaces.
         address: ``host:port`` of the Ray cluster, reachable inside.
+        folder: everything that the hosts' processes write goes there; it ends with them.
+
+    Args:
+        cpus: that Ray counts on each host; they are the machine's, shared.
+        ray: whether the hosts get a Ray node each, or stay bare.
 
     Raises:
         RuleError: this machine cannot have them, or a Ray node did not start (with its log).
     """
 
-    def __init__(self, rate: str, *, hosts: int = 2, cpus: int = 2) -> None:
+    def __init__(self, rate: str, *, hosts: int = 2, cpus: int = 2, ray: bool = True) -> None:
         self.rate, self.network = rate, f"tbf-{rate}"
         self._bits = rate_of(rate)
-        self._hosts, self._cpus = hosts, cpus
+        self._hosts, self._cpus, self._ray = hosts, cpus, ray
         self._stem = _owner()
         self.names = [f"{self._stem}-host{i}" for i in range(hosts)]
         self.addresses = [f"10.77.0.{i + 1}" for i in range(hosts)]
         self.address = f"{self.addresses[0]}:{_PORT}"
-        self._folder = Path()
+        self.folder = Path()
         self._nodes: list[subprocess.Popen[bytes]] = []
         self._handler: Any = None
         self._environment: dict[str, str] = {}
@@ -108,13 +114,13 @@ class Hosts:
             )
         remove_stale()
         # sockets have short names, so the folder's is short too
-        self._folder = Path(tempfile.mkdtemp(prefix="fp-", dir="/tmp"))
+        self.folder = Path(tempfile.mkdtemp(prefix="fp-", dir="/tmp"))
         self._environment = {
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": secrets.token_hex(32),
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_worker_niceness": "0",
-            "TMPDIR": str(self._folder),
+            "TMPDIR": str(self.folder),
             "PYTHONPATH": str(Path(__file__).resolve().parent.parent),
             VARIABLE: self.network,
         }
@@ -124,7 +130,8 @@ class Hosts:
             self._handler = signal.signal(signal.SIGTERM, _leave)
         try:
             self._join()
-            self._start()
+            if self._ray:
+                self._start()
         except BaseException:
             self.close()
             raise
@@ -155,7 +162,7 @@ class Hosts:
 
     def pids(self) -> list[int]:
         """Processes that run on the hosts."""
-        return [pid for name in self.names for pid in _pids(name)]
+        return [pid for name in self.names for pid in pids_in(name)]
 
     def close(self) -> None:
         """End the nodes and everything that runs on the hosts, and remove the hosts."""
@@ -166,8 +173,8 @@ class Hosts:
         for node in self._nodes:
             node.wait()
         self._nodes.clear()
-        if self._folder != Path():
-            shutil.rmtree(self._folder, ignore_errors=True)
+        if self.folder != Path():
+            shutil.rmtree(self.folder, ignore_errors=True)
         if self._handler is not None:
             signal.signal(signal.SIGTERM, self._handler)
             self._handler = None
@@ -208,7 +215,7 @@ class Hosts:
     def _start(self) -> None:
         common = [
             *("--block", f"--num-cpus={self._cpus}", "--num-gpus=0", f"--object-store-memory={_STORE_BYTES}"),
-            f"--temp-dir={self._folder}",
+            f"--temp-dir={self.folder}",
         ]
         self._node(0, ["--head", f"--port={_PORT}", "--include-dashboard=false", *common])
         self._wait([0])
@@ -249,7 +256,7 @@ class Hosts:
         return self._log(host).read_text(encoding="utf-8", errors="replace")
 
     def _log(self, host: int) -> Path:
-        return self._folder / f"node{host}.log"
+        return self.folder / f"node{host}.log"
 
 
 def remove_stale() -> list[str]:
@@ -297,7 +304,8 @@ def _inside(name: str, command: Sequence[str]) -> list[str]:
     return ["ip", "netns", "exec", name, *command]
 
 
-def _pids(name: str) -> list[int]:
+def pids_in(name: str) -> list[int]:
+    """Processes that run in a namespace; none where it is not there."""
     done = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True, check=False)
     return [int(pid) for pid in done.stdout.split()]
 
@@ -305,7 +313,7 @@ def _pids(name: str) -> list[int]:
 def _remove(name: str) -> None:
     """End what runs in the namespace, then remove it; nothing where there is none."""
     until = time.monotonic() + _STOP_S
-    while (pids := _pids(name)) and time.monotonic() < until:
+    while (pids := pids_in(name)) and time.monotonic() < until:
         for pid in pids:
             try:
                 os.kill(pid, signal.SIGKILL)
