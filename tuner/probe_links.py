@@ -94,12 +94,8 @@ class Tier:
 
 
 @contextmanager
-def tiers(ranks: Ranks, nodes: int, *, own_group: bool) -> Iterator[list[Tier]]:
-    """Tier ``node``: this node's ranks. With several nodes tier ``cluster``: the ranks of the same place on each.
-
-    Args:
-        own_group: make a group for one node too, which the whole gang would do for.
-    """
+def tiers(ranks: Ranks, nodes: int) -> Iterator[list[Tier]]:
+    """Tier ``node``: this node's ranks. With several nodes tier ``cluster``: the ranks of the same place on each."""
     size, per_node = ranks.size, ranks.size // nodes
     made: list[dist.ProcessGroup] = []
 
@@ -113,7 +109,7 @@ def tiers(ranks: Ranks, nodes: int, *, own_group: bool) -> Iterator[list[Tier]]:
         return Tier(name, ProcessRanks(mine), mine)
 
     try:
-        if nodes == 1 and not own_group:
+        if nodes == 1:
             yield [Tier("node", ProcessRanks(), None)]
             return
         found = [join("node", [range(n * per_node, (n + 1) * per_node) for n in range(nodes)])]

@@ -19,7 +19,7 @@ from operators.ranks import Ranks
 from tuner.environment import Watch
 from tuner.fingerprint import local_hardware
 from tuner.probe_links import Clock, Curves, Pair, card_pairs, curves, node_pairs, tiers, transfer_sizes
-from tuner.probe_wiring import Wiring, dumping, read_wiring
+from tuner.probe_wiring import Wiring, read_wiring
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +94,11 @@ def measure_rank(
             if place < active:
                 host_link[active] = rate
     wanted = tuple(sizes) if sizes is not None else transfer_sizes(device)
-    with dumping(device_name, leads=place == 0) as dump, tiers(ranks, nodes, own_group=cuda) as found:
+    with tiers(ranks, nodes) as found:
         by_tier = {tier.name: curves(tier, clock, device, wanted, say) for tier in found}
-        wiring = read_wiring(device_name, dump) if place == 0 else None
     inside = card_pairs(ranks, nodes, clock, device, say)
     between = node_pairs(ranks, nodes, clock, device, say) if nodes > 1 else []
+    wiring = read_wiring(device_name, per_node) if place == 0 else None
     used = None
     if cuda:
         free, total = torch.cuda.mem_get_info()

@@ -1,12 +1,11 @@
-"""How the cards of this node are joined: ``nvidia-smi topo -m``, and the dump NCCL writes as a group comes up."""
+"""How the cards of this node are joined: ``nvidia-smi topo -m``, and the dump that NCCL writes as it joins them."""
 
 from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,8 +14,13 @@ from cost_model.topology import NodeTopology
 from cost_model.topology_import import merge_node, parse_nvidia_smi_topology
 from cost_model.topology_nccl import parse_nccl_topology
 
-_COMMAND_S = 20.0
+_COMMAND_S = 40.0
 _VARIABLE = "NCCL_TOPO_DUMP_FILE"
+_JOIN_CARDS = """
+import sys, torch
+cards = [torch.ones(1, device=f"cuda:{n}") for n in range(int(sys.argv[1]))]
+torch.cuda.nccl.all_reduce(cards)
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,38 +31,47 @@ class Wiring:
     nccl: str = ""
 
 
-@contextmanager
-def dumping(device: str, *, leads: bool) -> Iterator[Path | None]:
-    """On CUDA, have NCCL describe the node to a file when the next group comes up; its first rank ``leads``."""
-    if device != "cuda" or not leads or _VARIABLE in os.environ:
-        own = os.environ.get(_VARIABLE) if device == "cuda" and leads else None
-        yield Path(own) if own else None  # a file of the user's own is read, not moved
-        return
-    with tempfile.TemporaryDirectory(prefix="flatpeak-wiring-") as folder:
-        file = Path(folder) / "topology.xml"
-        os.environ[_VARIABLE] = str(file)
-        try:
-            yield file
-        finally:
-            del os.environ[_VARIABLE]
-
-
-def read_wiring(device: str, dump: Path | None) -> Wiring:
-    """What both tools say by now; nothing on the CPU."""
+def read_wiring(device: str, cards: int) -> Wiring:
+    """What both tools say of this node's first ``cards`` cards; nothing on the CPU."""
     if device != "cuda":
         return Wiring()
+    return Wiring(_said("nvidia-smi", "topo", "-m"), _nccl_dump(cards))
+
+
+def _nccl_dump(cards: int) -> str:
+    """NCCL's description of the node, written as a process of its own joins the cards.
+
+    The ranks' own groups are there already, and one more made for this alone can hang them; this process can
+    only run out of time. A file that the user had NCCL write is read as it is.
+    """
+    if own := os.environ.get(_VARIABLE):
+        return _text(Path(own))
+    with tempfile.TemporaryDirectory(prefix="flatpeak-wiring-") as folder:
+        file = Path(folder) / "topology.xml"
+        _said(sys.executable, "-c", _JOIN_CARDS, str(cards), **{_VARIABLE: str(file)})
+        return _text(file)
+
+
+def _said(*command: str, **environment: str) -> str:
     try:
-        said = subprocess.run(
-            ["nvidia-smi", "topo", "-m"], capture_output=True, text=True, timeout=_COMMAND_S, check=False
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=_COMMAND_S,
+            check=False,
+            env=os.environ | environment,
         )
-        matrix = said.stdout if said.returncode == 0 else ""
     except (OSError, subprocess.TimeoutExpired):
-        matrix = ""
+        return ""
+    return done.stdout if done.returncode == 0 else ""
+
+
+def _text(file: Path) -> str:
     try:
-        nccl = dump.read_text(encoding="utf-8", errors="replace") if dump is not None else ""
+        return file.read_text(encoding="utf-8", errors="replace")
     except OSError:
-        nccl = ""
-    return Wiring(matrix, nccl)
+        return ""
 
 
 def node_wiring(wiring: Wiring, cards: int) -> tuple[NodeTopology | None, list[str]]:
