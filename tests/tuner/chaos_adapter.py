@@ -27,7 +27,7 @@ _TOO_MUCH_BYTES = 2**30
 
 
 class ChaosAdapter:
-    """Shape: ``log``, a file that gets a line a launch; ``pause_ms`` of one repetition. Knob: ``point``."""
+    """Shape: ``log``, a file that gets a line a launch; ``pause_ms`` of one repetition. Knobs: ``point``, ``round``."""
 
     name = "chaos"
     version = 1
@@ -37,7 +37,7 @@ class ChaosAdapter:
         return check_keys(self.name, given, {"log": str}, {"pause_ms": 10})
 
     def space(self, shape: Shape, ranks: int, provider: str) -> Space:
-        return Space((Knob("point", tuple(range(60)), "ordered"),))
+        return Space((Knob("point", tuple(range(60)), "ordered"), Knob("round", (0,), "ordered")))
 
     def canonical(self, shape: Shape, config: Config, ranks: int) -> Config:
         return config

@@ -42,6 +42,13 @@ def misbehave(ranks: Ranks, payload: dict[str, Any], report: Report) -> None:
     ranks.all_reduce(torch.ones(1))
 
 
+def misbehave_later(ranks: Ranks, payload: dict[str, Any], report: Report) -> None:
+    """Rank 1 does what ``payload`` says once its report must have been heard."""
+    report({"phase": "begin"})
+    time.sleep(1.0)
+    misbehave(ranks, payload, lambda progress: None)
+
+
 def keep_reporting(ranks: Ranks, payload: dict[str, Any], report: Report) -> None:
     while True:
         report({"phase": "busy"})

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.tuner.executor_contract import ExecutorContract, task
+from tuner.executors import deaths
 from tuner.executors.local import LocalExecutor
 
 
@@ -30,3 +33,34 @@ class TestLocalExecutor(ExecutorContract):
         outcome = executor.run(task("add", {"value": 1}, nodes=2))
         assert outcome.kind == "invalid"
         assert "one node" in outcome.reason
+
+    def test_a_rank_that_the_kernel_killed_for_memory_is_a_result(
+        self, executor: LocalExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        counter = tmp_path / "memory.events"
+        counter.write_text("low 0\noom 4\noom_kill 3\n")
+        monkeypatch.setattr(deaths, "COUNTERS", (tmp_path / "absent", counter))
+
+        def count(rank: int, progress: dict[str, Any]) -> None:
+            counter.write_text("low 0\noom 5\noom_kill 4\n")
+
+        outcome = executor.run(task("misbehave_later", {"act": "kill"}), on_progress=count)
+        assert (outcome.kind, outcome.rank) == ("host_oom", 1), outcome
+        assert "for lack of host memory" in outcome.reason
+        outcome = executor.run(task("misbehave", {"act": "kill"}))
+        assert outcome.kind == "died"
+
+
+def test_the_kernels_count_is_read_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = tmp_path / "memory.events", tmp_path / "vmstat"
+    monkeypatch.setattr(deaths, "COUNTERS", (first, second))
+    assert deaths.kernel_oom_kills() is None
+    assert deaths.why_died(-9, None)[0] == "died"
+    second.write_text("nr_free_pages 7\noom_kill 2\n")
+    assert deaths.kernel_oom_kills() == 2
+    first.write_text("oom_kill 11\noom_group_kill 0\n")
+    assert deaths.kernel_oom_kills() == 11
+    assert deaths.why_died(-9, 10) == ("host_oom", "the kernel killed it for lack of host memory")
+    assert deaths.why_died(-9, 11)[0] == "died"
+    assert deaths.why_died(-15, 10) == ("died", "its process was killed by SIGTERM")
+    assert deaths.why_died(3, 10) == ("died", "its process ended with exit code 3")

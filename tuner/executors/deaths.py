@@ -7,6 +7,9 @@ from pathlib import Path
 
 from tuner.executors.base import OutcomeKind
 
+# Of this control group where it has its own counter (version 2), else of the whole machine.
+COUNTERS = (Path("/sys/fs/cgroup/memory.events"), Path("/proc/vmstat"))
+
 
 def why_died(exit_code: int | None, kills_before: int | None) -> tuple[OutcomeKind, str]:
     """The kind and the reason, from the exit code (negative: a signal).
@@ -24,13 +27,13 @@ def why_died(exit_code: int | None, kills_before: int | None) -> tuple[OutcomeKi
 
 def kernel_oom_kills() -> int | None:
     """How many processes the kernel has killed for lack of memory: in this control group, else anywhere."""
-    for path, key in (("/sys/fs/cgroup/memory.events", "oom_kill"), ("/proc/vmstat", "oom_kill")):
+    for path in COUNTERS:
         try:
-            lines = Path(path).read_text(encoding="ascii").splitlines()
+            lines = path.read_text(encoding="ascii").splitlines()
         except OSError:
             continue
         for line in lines:
             name, _, count = line.partition(" ")
-            if name == key:
+            if name == "oom_kill":
                 return int(count)
     return None
