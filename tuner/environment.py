@@ -100,6 +100,8 @@ class Watch:
 
 def others_on_card() -> str | None:
     """After this rank's card ran out of memory: who else holds some of it, in words; None when nobody does."""
+    if not torch.cuda.is_available():  # an operator on the CPU may say so too: its reason stays as it is
+        return None
     uuid = getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "uuid", None)
     there = [one for one in read_cards()[1] if uuid is not None and one.uuid == card_id(str(uuid))]
     family = {os.getpid(), *(parent.pid for parent in psutil.Process().parents())}

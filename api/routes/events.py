@@ -15,7 +15,7 @@ from api.schemas.common import timestamp
 from api.settings import Settings
 from db.lifecycle import SWEEP_TERMINAL
 from db.repositories import EventRepository, SweepRepository
-from db.session import Database
+from db.session import Database, DatabaseUnreachable
 from db.tables import Event
 
 _KEEP_ALIVE_S = 15.0
@@ -61,7 +61,10 @@ async def _events(
     try:
         yield "retry: 2000\n\n"
         while not await request.is_disconnected():
-            rows, ended = await anyio.to_thread.run_sync(_read, database, sweep_id, last_id)
+            try:
+                rows, ended = await anyio.to_thread.run_sync(_read, database, sweep_id, last_id)
+            except DatabaseUnreachable:  # the client comes back with the last id that it has heard
+                return
             for row in rows:
                 last_id, spoken = row.id, time.monotonic()
                 yield _frame(row)

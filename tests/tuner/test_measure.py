@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from cost_model.errors import RuleError
 from cost_model.samples import split_modes as fitted_modes
-from operators.ranks import Ranks
+from operators.ranks import LoopbackRanks, Ranks
 from tests.gang import gang
-from tests.tuner import toy
+from tests.tuner import chaos_adapter, toy
 from tests.tuner.rank_tasks import measure_quietly
 from tuner.fingerprint import bare_cluster, local_hardware, local_hardware_id, local_software, software_id
 from tuner.measure import MeasureRequest, measure_rank
@@ -112,3 +112,15 @@ def test_software_is_named_and_hashed() -> None:
     assert software["torch"] == torch.__version__
     assert software["commit"]
     assert software_id(software) != software_id({**software, "torch": "1.0"})
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="holds where there is no card")
+def test_a_device_that_ran_out_of_memory_keeps_its_reason_where_no_card_can_be_asked(tmp_path: Path) -> None:
+    request = MeasureRequest(
+        adapter=chaos_adapter.NAME,
+        provider="flatpeak",
+        shape={"log": str(tmp_path / "log"), "pause_ms": 1},
+        config={"point": chaos_adapter.FILLS_DEVICE, "round": 0},
+    )
+    with pytest.raises(torch.OutOfMemoryError, match=r"80\.00 GiB"):
+        measure_rank(LoopbackRanks(2, rank=1), request.payload(), lambda progress: None)
