@@ -25,7 +25,7 @@ demo: $(STAMP) ## the main job on real input: probe, sweep, fit, plan, export, r
 test: $(STAMP) ## all tests
 	$(BIN)/python -m pytest
 
-soak: $(STAMP) ## sweeps among workers, ranks and databases that are killed at random: minutes
+soak: $(STAMP) ## sweeps while whatever they need is killed at random; 2,000 trials among eight workers: minutes
 	$(BIN)/python -m pytest -m soak
 
 check: $(STAMP) ## format, lint, types, imports
