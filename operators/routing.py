@@ -5,6 +5,7 @@ Shape suffixes: N tokens of this rank, E experts, K experts a token picks (top-k
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
@@ -15,6 +16,8 @@ import torch
 from torch import Tensor
 
 from operators.errors import RuleError
+
+_WHOLE = re.compile(r"[0-9]{1,9}", re.ASCII)
 
 
 @dataclass(frozen=True, eq=False)
@@ -185,7 +188,9 @@ def profile(
         )
     i = torch.arange(tokens, device=device).unsqueeze(1)
     j = torch.arange(top_k, device=device).unsqueeze(0)
-    kind, _, detail = name.partition(":")
+    kind, mark, detail = name.partition(":")
+    if mark and kind != "skew":
+        kind = name  # no other profile has details: this is none that is known
     if kind == "balanced":
         ids = (i + j) % experts
     elif kind == "skew":
@@ -218,7 +223,8 @@ def profile(
 
 def _skew(detail: str, i: Tensor, j: Tensor, tokens: int, experts: int) -> Tensor:
     percent, _, count = detail.partition("/")
-    if not (percent.isdigit() and count.isdigit() and int(percent) <= 100 and 0 < int(count) < experts):
+    written = _WHOLE.fullmatch(percent) and _WHOLE.fullmatch(count)
+    if not (written and int(percent) <= 100 and 0 < int(count) < experts):
         raise RuleError(
             rule="a skew profile is skew:R/h with R in [0, 100] and 0 < h < experts",
             value=detail,

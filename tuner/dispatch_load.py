@@ -6,8 +6,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from cost_model.errors import RuleError
+
 if TYPE_CHECKING:
     from torch import Tensor
+
+_DRAWN = ("random", "rank_dependent", "ties")
+_MOST_COUNTED = 2**25
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +27,29 @@ class DispatchLoad:
 
 @lru_cache(maxsize=2)
 def _ids(profile: str, tokens: int, experts: int, top_k: int, ranks: int) -> tuple[Tensor, ...]:
-    """Every rank's ids: drawing them costs seconds at full size, and all values of K ask for the same."""
+    """Every rank's ids: drawing them costs seconds at full size, and all values of K ask for the same.
+
+    One tensor where all ranks have the same.
+    """
     from operators.routing import profile as make_profile
 
+    drawn = profile in _DRAWN
+    each = experts if drawn else top_k
+    _check_counted("tokens_per_rank", tokens * each, tokens)
+    _check_counted("tokens_per_rank", tokens * top_k * (ranks if drawn else 1), tokens)
     return tuple(
-        make_profile(profile, tokens, experts, top_k, rank, ranks=ranks).ids_NK for rank in range(ranks)
+        make_profile(profile, tokens, experts, top_k, rank, ranks=ranks).ids_NK
+        for rank in range(ranks if drawn else 1)
     )
+
+
+def _check_counted(name: str, entries: int, value: int) -> None:
+    if entries > _MOST_COUNTED:
+        raise RuleError(
+            rule=f"a routing profile is counted for at most {_MOST_COUNTED} entries: {name} makes it {entries}",
+            value=value,
+            remedy="Choose fewer tokens, chunks, experts or ranks.",
+        )
 
 
 @lru_cache(maxsize=4096)
@@ -57,11 +79,15 @@ def dispatch_load(
 
     from operators.least_loaded import plan_least_loaded
 
+    _check_counted("chunks", ranks * chunks * experts, chunks)
+    ids = _ids(profile, tokens, experts, top_k, ranks)
     counts_PCE = torch.zeros(ranks, chunks, experts, dtype=torch.int64)
     chunk_N1 = torch.arange(tokens).remainder(chunks).unsqueeze(1)
-    for rank, ids_NK in enumerate(_ids(profile, tokens, experts, top_k, ranks)):
+    for rank, ids_NK in enumerate(ids):
         keys = (chunk_N1 * experts + ids_NK).flatten()
         counts_PCE[rank] = torch.bincount(keys, minlength=chunks * experts).view(chunks, experts)
+    if len(ids) == 1:
+        counts_PCE[1:] = counts_PCE[0]
     loads = counts_PCE.sum((0, 1)).tolist()
     plan = plan_least_loaded(loads, ranks, min_rows=min_rows, switch=1.3 if migrate else float("inf"))
     by_source_PE = counts_PCE.sum(1)

@@ -146,18 +146,28 @@ def check_provider(adapter: OperatorAdapter, provider: str) -> str:
     return provider
 
 
+MOST = 2**40
+"""No size of a shape is larger: what follows from several of them is still a number that databases hold."""
+
+
 def check_keys(
-    operator: str, given: Mapping[str, Any], required: Mapping[str, type], optional: Mapping[str, Any]
+    operator: str,
+    given: Mapping[str, Any],
+    required: Mapping[str, type],
+    optional: Mapping[str, Any],
+    most: Mapping[str, int] | None = None,
 ) -> Shape:
     """A shape from what a user wrote: known keys only, whole positive numbers, defaults filled in.
 
     Args:
         required: key to type; numbers must be positive.
         optional: key to default value, whose type the given value must have.
+        most: key to its largest value, where that is less than ``MOST``.
 
     Raises:
         RuleError: a key is missing, unknown, or of the wrong type.
     """
+    most = most or {}
     known = {**required, **{key: type(value) for key, value in optional.items()}}
     for key in given:
         if key not in known:
@@ -184,5 +194,9 @@ def check_keys(
             )
         if kind is int and given[key] < 1:
             raise RuleError(rule=f"{key} of {operator} must be at least 1", value=value, remedy="Raise it.")
+        if kind is int and given[key] > (limit := most.get(key, MOST)):
+            raise RuleError(
+                rule=f"{key} of {operator} must be at most {limit}", value=value, remedy="Lower it."
+            )
         shape[key] = value
     return shape

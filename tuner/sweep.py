@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -35,6 +34,11 @@ __all__ = [
 ]
 
 _AT_ONCE = ("grid", "random")
+_LISTING = ("grid", "random", "model")
+MAX_POINTS = 100_000
+_MOST_BYTES = 2**60
+_MOST_VALUE = 2**53
+"""Largest value of an ordered knob: JSON and floating point still tell it from its neighbour."""
 _IN_LOOPBACK = ("pipelined_llep", "ring_dtp")
 
 
@@ -80,6 +84,12 @@ class _Points:
         ranks = self.spec.target.group_size
         terms = self.adapter.bound_bytes(self.spec.shape, config, ranks, self.spec.provider)
         bound = sum(terms.values())
+        if bound > _MOST_BYTES:
+            raise RuleError(
+                rule="the Eq. 6 bound of a point must be memory that a machine can have (at most 2^60 bytes)",
+                value={"config": config, "bound_bytes": bound},
+                remedy="Correct the shape or the knob.",
+            )
         rejected = None if limit_bytes is None else over_limit(bound, limit_bytes)
         return NewTrial(config, config_id(config), strategy, bound, dict(terms), rejected)
 
@@ -114,7 +124,14 @@ def _points(spec: SweepSpec) -> _Points:
         )
     shape = adapter.shape(spec.shape, spec.target.group_size)
     space = adapter.space(shape, spec.target.group_size, spec.provider)
-    return _Points(adapter, spec.model_copy(update={"shape": shape}), _chosen(space, spec))
+    chosen = _chosen(space, spec)
+    if chosen.size > MAX_POINTS and spec.strategy in _LISTING:
+        raise RuleError(
+            rule=f"{spec.strategy} lists at most {MAX_POINTS} points, knobs left out with the operator's own values",
+            value=chosen.size,
+            remedy="Shorten the lists, name the knobs that were left out, or choose tpe.",
+        )
+    return _Points(adapter, spec.model_copy(update={"shape": shape}), chosen)
 
 
 def _chosen(space: Space, spec: SweepSpec) -> Space:
@@ -131,7 +148,7 @@ def _chosen(space: Space, spec: SweepSpec) -> Space:
         if knob.kind == "ordered" and (wrong := [v for v in values if not _sized(name, v)]):
             whole = "" if name.endswith("_share") else ", whole"
             raise RuleError(
-                rule=f"values of {name} must be numbers: finite{whole}, not negative",
+                rule=f"values of {name} must be numbers: finite{whole}, not negative, at most 2^53",
                 value=wrong[0],
                 remedy="Correct the value.",
             )
@@ -141,7 +158,7 @@ def _chosen(space: Space, spec: SweepSpec) -> Space:
 
 def _sized(name: str, value: Scalar) -> bool:
     """Whether an ordered knob may take the value: shares are real, everything else is a count."""
-    if not isinstance(value, int | float) or not 0 <= value < math.inf:
+    if not isinstance(value, int | float) or not 0 <= value <= _MOST_VALUE:
         return False
     return name.endswith("_share") or float(value).is_integer()
 

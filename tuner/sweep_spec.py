@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -18,7 +17,6 @@ from tuner.space import Scalar
 
 Strategy = Literal["grid", "random", "tpe", "gp", "model"]
 _MAX_FILE_BYTES = 1_000_000
-MAX_POINTS = 100_000
 _MOST_SECONDS = 30 * 86_400
 _Allowance = Annotated[float, Field(gt=0, le=_MOST_SECONDS)]
 
@@ -117,13 +115,6 @@ class SweepSpec(_Strict):
         if (bad := unstorable(data)) is not None:
             raise ValueError(f"text must not hold {bad}")
         return data
-
-    @model_validator(mode="after")
-    def _not_endless(self) -> Self:
-        points = math.prod(len(values) for values in self.space.values())
-        if points > MAX_POINTS:
-            raise ValueError(f"the space has at most {MAX_POINTS} points, this one has {points:.3g}")
-        return self
 
 
 def parse_sweep(data: object) -> SweepSpec:

@@ -30,6 +30,7 @@ class SweepRequest(SweepSpec):
     )
 
     operator: OperatorName
+    max_trials: int = Field(default=1000, ge=1, le=10_000)
 
 
 class Sweep(BaseModel):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from cost_model.errors import RuleError
 from operators.dispatch_launch import DispatchLaunch
 from operators.dispatch_plan import make_plan
 from operators.ranks import Ranks
@@ -42,3 +45,25 @@ def test_load_covers_what_the_plan_receives(name: str) -> None:
                 assert rows <= load.rows_per_chunk <= RANKS * TOP_K * -(-TOKENS // chunks)
             else:
                 assert (load.rows_per_chunk, load.migrated_experts) == (rows, 0)
+
+
+def test_loads_that_are_alike_on_all_ranks_are_counted_once() -> None:
+    known = {"tokens": 4096, "experts": 64, "top_k": 4, "chunks": 4, "min_rows": 8, "migrate": True}
+    for name in ("balanced", "skew:80/4", "one_hot", "drifting"):
+        few = dispatch_load(profile=name, ranks=2, **known)
+        many = dispatch_load(profile=name, ranks=64, **known)
+        assert many.rows_per_chunk >= few.rows_per_chunk > 0
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"tokens": 2**40}, "tokens_per_rank"),
+        ({"tokens": 2**20, "profile": "random"}, "tokens_per_rank"),
+        ({"chunks": 2**24}, "chunks"),
+    ],
+)
+def test_what_cannot_be_counted_is_refused(change: dict[str, int | str], named: str) -> None:
+    known: dict[str, Any] = {"profile": "balanced", "tokens": 64, "experts": 64, "top_k": 4, "ranks": 4}
+    with pytest.raises(RuleError, match=named):
+        dispatch_load(**{**known, "chunks": 1, "min_rows": 1, "migrate": True, **change})

@@ -50,7 +50,7 @@ class PipelinedLlepAdapter:
     def shape(self, given: Mapping[str, Any], ranks: int) -> Shape:
         required = dict.fromkeys(("tokens_per_rank", "hidden", "intermediate", "experts", "top_k"), int)
         optional = {"dtype": "float32", "profile": "balanced", "min_rows": 1024}
-        shape = check_keys(self.name, given, required, optional)
+        shape = check_keys(self.name, given, required, optional, {"experts": 2**16, "top_k": 2**10})
         check_dtype(self.name, shape["dtype"])
         check_divides("the experts", shape["experts"], ranks)
         # the profile is read here, so that a misspelt one is refused before a rank is started
