@@ -104,6 +104,39 @@ if __name__ == "__main__":
 """
 
 
+def test_a_trial_on_a_machine_that_was_frozen_is_not_called_stalled(
+    database: Database, toy_spec: ToySpec, tmp_path: Path, log: Path
+) -> None:
+    timers = {"stall_s": 2, "cancel_s": 1}
+    sweep_id = create_sweep(database, toy_spec([1], ["ok"], pause_ms=200, repeats=8, timers=timers))
+    script = tmp_path / "worker.py"
+    script.write_text(_WORKER)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([".", *sys.path])}
+    url = f"sqlite:///{tmp_path / 'flatpeak.db'}"
+    process = subprocess.Popen([sys.executable, str(script), url], env=environment)
+    try:
+        deadline = time.monotonic() + 120
+        while not log.read_text() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        frozen = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+        for one in frozen:
+            one.suspend()
+        time.sleep(3.0)
+        for one in frozen:
+            one.resume()
+        while states(database, sweep_id)[1] == {"running": 1} and time.monotonic() < deadline:
+            time.sleep(0.1)
+        process.terminate()
+        process.wait(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+    with database.reading() as session:
+        (trial,) = TrialRepository(session).of_sweep(sweep_id)
+        attempts = TrialRepository(session).attempts(trial.id)
+    assert (trial.state, trial.reason, len(attempts)) == ("succeeded", None, 1)
+
+
 @pytest.mark.parametrize("blow", [signal.SIGTERM, signal.SIGKILL])
 def test_nothing_of_a_worker_outlives_it(
     database: Database, toy_spec: ToySpec, tmp_path: Path, log: Path, blow: signal.Signals

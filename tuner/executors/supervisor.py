@@ -16,6 +16,9 @@ _POLL_S = 0.25
 # and longer where no rank has said anything better yet.
 _GRACE_S = 1.0
 _CAUSE_S = 10.0
+# A round of the watch takes a poll; where it takes longer than this above it, this process did not run, and most
+# likely the ranks did not either: a machine that was frozen, or far too busy.
+_HELD_UP_S = 1.0
 _KEEP_WARM: tuple[OutcomeKind, ...] = ("done", "invalid")
 
 Message = tuple[Any, ...]
@@ -67,6 +70,11 @@ class _Watch:
     last_progress: dict[int, float]
     results: dict[int, Any] = field(default_factory=dict)
     failures: list[tuple[int, OutcomeKind, str]] = field(default_factory=list)
+
+    def forgive(self, seconds: float) -> None:
+        """Time that nobody can be blamed for."""
+        for rank in self.last_progress:
+            self.last_progress[rank] += seconds
 
     def take(self, rank: int, message: Message, on_progress: Progress | None) -> None:
         match message:
@@ -188,6 +196,7 @@ def _supervise(
     watch = _Watch(set(everyone), dict.fromkeys(everyone, began))
     gang.send(task)
     first_failure = grace_until = None
+    last_look = began
     while watch.pending:
         now = monotonic()
         if grace_until is not None and now >= grace_until:
@@ -201,6 +210,10 @@ def _supervise(
         heard = gang.receive(
             watch.pending, _POLL_S if grace_until is None else min(_POLL_S, grace_until - now)
         )
+        looked = monotonic()
+        if (held_up := looked - last_look - _POLL_S) > _HELD_UP_S:
+            watch.forgive(held_up)
+        last_look = looked
         for rank, message in heard:
             watch.take(rank, message, on_progress)
         if watch.failures:
