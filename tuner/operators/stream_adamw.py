@@ -42,7 +42,9 @@ class StreamAdamwAdapter:
 
     def shape(self, given: Mapping[str, Any], ranks: int) -> Shape:
         del ranks
-        shape = check_keys(self.name, given, {"params": int}, {"dtype": "float32", "tensors": 4}, {"tensors": 100_000})
+        shape = check_keys(
+            self.name, given, {"params": int}, {"dtype": "float32", "tensors": 4}, {"tensors": 100_000}
+        )
         check_dtype(self.name, shape["dtype"], tuple(_TOLERANCE))
         return shape
 
