@@ -14,7 +14,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -27,6 +26,8 @@ from tuner.network import VARIABLE
 
 _PREFIX = "flatpeak"
 _OURS = re.compile(rf"{_PREFIX}-(\d+)-(\d+)-(?:wire|host\d+)")
+_FOLDER = re.compile(r"fp-(\d+)-(\d+)")
+_FOLDERS = Path("/tmp")
 _PORT = 6379
 _START_S, _STOP_S = 60.0, 10.0
 _UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
@@ -112,7 +113,8 @@ class Hosts:
             )
         remove_stale()
         # sockets have short names, so the folder's is short too
-        self.folder = Path(tempfile.mkdtemp(prefix="fp-", dir="/tmp"))
+        self.folder = _FOLDERS / f"fp-{self._stem.partition('-')[2]}"
+        self.folder.mkdir(mode=0o700)
         self._environment = {
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": secrets.token_hex(32),
@@ -258,14 +260,18 @@ class Hosts:
 
 
 def remove_stale() -> list[str]:
-    """Remove namespaces whose owner was killed, with whatever still runs there; their names."""
-    removed = []
-    for name in namespaces():
-        owner = _OURS.fullmatch(name)
-        if owner is not None and _born(int(owner.group(1))) != owner.group(2):
-            _remove(name)
-            removed.append(name)
+    """Remove namespaces whose owner was killed, with whatever still runs there, and its folder; their names."""
+    removed = [name for name in namespaces() if _is_orphan(_OURS.fullmatch(name))]
+    for name in removed:
+        _remove(name)
+    for folder in _FOLDERS.glob("fp-*"):
+        if _is_orphan(_FOLDER.fullmatch(folder.name)):
+            shutil.rmtree(folder, ignore_errors=True)
     return removed
+
+
+def _is_orphan(owner: re.Match[str] | None) -> bool:
+    return owner is not None and _born(int(owner.group(1))) != owner.group(2)
 
 
 def namespaces() -> list[str]:

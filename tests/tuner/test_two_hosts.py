@@ -87,12 +87,12 @@ def test_hosts_of_an_owner_that_was_ended_are_gone(number: signal.Signals) -> No
         "from benchmarks.netns import Hosts\n"
         "with Hosts('1gbit', ray=False) as hosts:\n"
         "    subprocess.Popen(['ip', 'netns', 'exec', hosts.names[1], 'sleep', '600'])\n"
-        "    print(*hosts.names, flush=True)\n"
+        "    print(hosts.folder, *hosts.names, flush=True)\n"
         "    time.sleep(600)\n"
     )
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as owner:
         assert owner.stdout is not None
-        names = owner.stdout.readline().split()
+        folder, *names = owner.stdout.readline().split()
         assert set(names) <= set(namespaces())
         running = [psutil.Process(pid) for name in names for pid in pids_in(name)]
         owner.send_signal(number)
@@ -101,6 +101,7 @@ def test_hosts_of_an_owner_that_was_ended_are_gone(number: signal.Signals) -> No
         assert set(names) <= set(remove_stale())
     _, alive = psutil.wait_procs(running, timeout=10)
     assert running
+    assert not Path(folder).exists()
     assert alive == []
     assert not set(names) & set(namespaces())
 
