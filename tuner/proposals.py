@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,11 +23,10 @@ from tuner.space import Config, Knob, Space, config_id
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 
 _STARTUP_TRIALS = 6
-_MOST_LISTED = 4096
+MOST_LISTED = 4096
 """A Gaussian process is asked about every open point of a space up to this size."""
-# A sampler may ask for a point again. TPE draws anew each time; a Gaussian process hardly changes its mind, and
-# each time costs a fit.
-_ASKS = {"tpe": 24, "gp": 6}
+_ASKS = 24
+"""A sampler may ask for a point again; TPE draws anew each time."""
 _TOLD_OUT = 0.1
 """Constraint of a point that ran out of memory where nobody knows by how much."""
 
@@ -52,12 +52,20 @@ class Known:
 
 
 def propose(
-    strategy: str, space: Space, known: Sequence[Known], *, seed: int, limit_bytes: int
+    strategy: str,
+    space: Space,
+    known: Sequence[Known],
+    *,
+    seed: int,
+    limit_bytes: int,
+    points: Sequence[Config] | None = None,
 ) -> Config | None:
     """A point that is not known yet, or None when there is none left.
 
     Args:
         strategy: ``grid``, ``random``, ``tpe`` or ``gp``.
+        points: for ``gp``, which is asked about every point anyway: those that exist and that Eq. 6 lets through.
+            TPE draws from the whole space and is told what Eq. 6 refuses.
     """
     taken = {config_id(k.config) for k in known}
     if strategy == "grid":
@@ -65,18 +73,62 @@ def propose(
     if strategy == "random":
         return _first_new(space.shuffled(seed), taken)
     with _one_thread():
-        return _ask(strategy, space, known, taken, seed=seed, limit_bytes=limit_bytes)
+        if strategy == "tpe":
+            sampler: BaseSampler = TPESampler(seed=seed + len(known), n_startup_trials=_STARTUP_TRIALS)
+            return _ask(sampler, space, known, taken, seed=seed, limit_bytes=limit_bytes)
+        return _ask_gp(space, known, taken, points, seed=seed, limit_bytes=limit_bytes)
+
+
+def _ask_gp(
+    space: Space,
+    known: Sequence[Known],
+    taken: set[str],
+    points: Sequence[Config] | None,
+    *,
+    seed: int,
+    limit_bytes: int,
+) -> Config | None:
+    if points is None and space.size > MOST_LISTED:
+        plain = GPSampler(
+            seed=seed + len(known), n_startup_trials=_STARTUP_TRIALS, warn_independent_sampling=False
+        )
+        return _ask(plain, space, known, taken, seed=seed, limit_bytes=limit_bytes)
+    free = [c for c in (space.grid() if points is None else points) if config_id(c) not in taken]
+    draw = random.Random(seed + len(known))
+    if sum(k.ended and not k.failed for k in known) < _STARTUP_TRIALS or not free:
+        return _drawn(space, free, draw) if free else None
+    listed = [_params(space, config)[0] for config in free]
+    sampler = ListedGPSampler(listed, seed=seed + len(known), n_startup_trials=_STARTUP_TRIALS)
+    chosen = _study(sampler, space, known, limit_bytes).ask().relative_params
+    # knobs that only some points have are no part of its surrogate: any point with the chosen ones will do
+    alike = [
+        config
+        for config, params in zip(free, listed, strict=True)
+        if all(params.get(name) == value for name, value in chosen.items())
+    ]
+    return draw.choice(alike or free)
+
+
+def _drawn(space: Space, free: Sequence[Config], draw: random.Random) -> Config:
+    """One of the points, knob by knob: a word with few points is as likely as one with many."""
+    left = list(free)
+    for knob in space.knobs:
+        value = draw.choice(list(dict.fromkeys(config.get(knob.name) for config in left)))
+        left = [config for config in left if config.get(knob.name) == value]
+    return left[0]
 
 
 def _ask(
-    strategy: str, space: Space, known: Sequence[Known], taken: set[str], *, seed: int, limit_bytes: int
+    sampler: BaseSampler,
+    space: Space,
+    known: Sequence[Known],
+    taken: set[str],
+    *,
+    seed: int,
+    limit_bytes: int,
 ) -> Config | None:
-    sampler = _sampler(strategy, space, taken, seed=seed + len(known))
-    study = optuna.create_study(sampler=sampler, direction="minimize")
-    constraints = told_constraints(known, limit_bytes)
-    for one, told in zip(known, constraints, strict=True):
-        study.add_trial(_told(space, one, known, told))
-    for _ in range(_ASKS[strategy]):
+    study = _study(sampler, space, known, limit_bytes)
+    for _ in range(_ASKS):
         trial = study.ask()
         config: Config = {}
         for knob in space.knobs:
@@ -86,6 +138,13 @@ def _ask(
             return config
         study.tell(trial, state=StudyState.FAIL)
     return _first_new(space.shuffled(seed), taken)
+
+
+def _study(sampler: BaseSampler, space: Space, known: Sequence[Known], limit_bytes: int) -> optuna.Study:
+    study = optuna.create_study(sampler=sampler, direction="minimize")
+    for one, told in zip(known, told_constraints(known, limit_bytes), strict=True):
+        study.add_trial(_told(space, one, known, told))
+    return study
 
 
 @contextmanager
@@ -101,15 +160,6 @@ def _one_thread() -> Iterator[None]:
 
 def _first_new(points: Iterable[Config], taken: set[str]) -> Config | None:
     return next((point for point in points if config_id(point) not in taken), None)
-
-
-def _sampler(strategy: str, space: Space, taken: set[str], *, seed: int) -> BaseSampler:
-    if strategy == "tpe":
-        return TPESampler(seed=seed, n_startup_trials=_STARTUP_TRIALS, constant_liar=True)
-    if space.size > _MOST_LISTED:
-        return GPSampler(seed=seed, n_startup_trials=_STARTUP_TRIALS, warn_independent_sampling=False)
-    free = [_params(space, config)[0] for config in space.grid() if config_id(config) not in taken]
-    return ListedGPSampler(free, seed=seed, n_startup_trials=_STARTUP_TRIALS)
 
 
 def _distribution(knob: Knob) -> BaseDistribution:
@@ -128,8 +178,8 @@ def _suggest(trial: optuna.Trial, knob: Knob) -> int:
 def told_constraints(known: Sequence[Known], limit_bytes: int) -> list[dict[str, float]]:
     """What every trial breaks of the memory limit: positive where it does, one dictionary a trial.
 
-    All trials get the same constraints (Optuna's Gaussian process insists). One that nobody knows anything of, or
-    that every trial keeps by half of the limit and more, is left out: it would cost a fit and say nothing.
+    All trials get the same constraints (Optuna's Gaussian process insists). One that every trial keeps is left out:
+    it would cost a fit at every proposal and keep nothing away.
     """
     every = [
         {
@@ -141,7 +191,7 @@ def told_constraints(known: Sequence[Known], limit_bytes: int) -> list[dict[str,
     for one, told in zip(known, every, strict=True):
         if one.out_of_memory:
             told["peak"] = max(told["peak"], told["bound"], _TOLD_OUT)
-    speaking = [name for name in ("bound", "peak") if max((t[name] for t in every), default=-1.0) > -0.5]
+    speaking = [name for name in ("bound", "peak") if max((t[name] for t in every), default=-1.0) > 0.0]
     return [{name: told[name] for name in speaking} for told in every]
 
 

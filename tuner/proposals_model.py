@@ -52,6 +52,8 @@ _ROUGH = 0.1
 _NEARLY = 0.02
 _ENOUGH_LOST, _LIKELY = 2, 0.5
 """Launches that ran out of memory, after which nothing is launched that probably does; unless nothing was measured."""
+_BOLDNESS, _UNEXPECTED = 0.25, 1
+"""Share of the risk still taken after a launch ran out of memory; one that its bound let through counts for more."""
 _SURELY = 0.95
 """Of the best chance to fit: points above it stay open where none is as sure as it should be."""
 _STEP = 1e-4
@@ -261,10 +263,12 @@ def _chances(
     problem: Problem, points: Sequence[Candidate], needed: Sequence[Needed], limit_bytes: int
 ) -> tuple[Array, float]:
     """Chance of every point to fit (1 where Eq. 6 rules), and the least that a launch may have."""
-    if problem.bound_rules and all(c.bound_bytes is not None for c in points):
+    ruled = problem.bound_rules and all(c.bound_bytes is not None for c in points)
+    lost = _lost(needed, limit_bytes)
+    if ruled and not lost:
         return np.ones(len(points)), 1.0
     found = chances(problem.kernel, [(c.config, c.bound_bytes) for c in points], needed, limit_bytes)
-    asked = 1.0 - 0.5 ** (1 + _lost(needed, limit_bytes))
+    asked = 1.0 - 0.5 * _BOLDNESS ** (lost + (_UNEXPECTED if ruled else 0))
     return found, min(asked, _SURELY * float(found.max()))
 
 

@@ -209,6 +209,12 @@ class _Replay:
             "grid": self._order(_in_order(table)),
             "random": self._order(_shuffled(table, seed)),
         }
+        ruled = options.bounds == "rule"
+        self._points = [
+            p.config
+            for p in table.points
+            if not ruled or p.bound_bytes is None or p.bound_bytes <= self._limit
+        ]
         self._problem = Problem.of(
             table.operator,
             table.provider,
@@ -216,7 +222,7 @@ class _Replay:
             ranks=table.ranks,
             space=table.space,
             candidates=[Candidate(p.config, self._bound_told(p)) for p in table.points],
-            bound_rules=options.bounds == "rule",
+            bound_rules=ruled,
             prior=prior or prior_for(table.hardware_id),
             warm=warm,
         )
@@ -252,7 +258,14 @@ class _Replay:
         if strategy in ("grid", "random"):
             return next(self._orders[strategy], None)
         if strategy != "model":
-            return propose(strategy, self._table.space, self._known, seed=self._seed, limit_bytes=self._limit)
+            return propose(
+                strategy,
+                self._table.space,
+                self._known,
+                seed=self._seed,
+                limit_bytes=self._limit,
+                points=self._points,
+            )
         suggestion = suggest(
             self._problem,
             self._seen,

@@ -12,7 +12,7 @@ from db.repositories import IdempotencyRepository, NewTrial, SweepRepository, Tr
 from db.session import Database
 from db.tables import Sweep, Trial
 from tuner.executors.base import OOM_KINDS, Executor, Site
-from tuner.proposals import Known, propose
+from tuner.proposals import MOST_LISTED, Known, propose
 from tuner.proposals_model import Candidate
 from tuner.proposals_sweep import suggest_next
 from tuner.registry import OperatorAdapter, check_provider, load_adapter
@@ -108,6 +108,11 @@ class _Points:
             Candidate(config, sum(self.adapter.bound_bytes(shape, config, ranks, provider).values()))
             for config in self.all()
         ]
+
+    def within(self, limit_bytes: int) -> list[Config]:
+        """Points that Eq. 6 lets through."""
+        found = self.candidates()
+        return [c.config for c in found if c.bound_bytes is None or c.bound_bytes <= limit_bytes]
 
     def canonical(self, config: Config) -> Config:
         return self.adapter.canonical(self.spec.shape, config, self.spec.target.group_size)
@@ -304,7 +309,15 @@ def extend_sweep(database: Database, sweep_id: str, site: Site) -> bool:
             )
             config = None if suggestion is None else suggestion.config
         else:
-            config = propose(sweep.strategy, points.space, known, seed=points.spec.seed, limit_bytes=limit)
+            listed = sweep.strategy == "gp" and points.space.size <= MOST_LISTED
+            config = propose(
+                sweep.strategy,
+                points.space,
+                known,
+                seed=points.spec.seed,
+                limit_bytes=limit,
+                points=points.within(limit) if listed else None,
+            )
         if config is None:
             return False
         canonical = points.canonical(config)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tuner.proposals import Known, expected_latency_s, propose
+from tuner.proposals import Known, expected_latency_s, propose, told_constraints
 from tuner.space import Config, Knob, Space, config_id
 
 SPACE = Space(
@@ -79,3 +79,23 @@ def test_an_unmeasured_point_is_expected_to_be_like_its_neighbours() -> None:
     assert expected_latency_s(SPACE, {"engine": "stream", "chunks": 2}, known) == 4.0
     assert expected_latency_s(SPACE, {"engine": "stream", "chunks": 32}, known) == 64.0
     assert expected_latency_s(SPACE, {"engine": "stream", "chunks": 2}, []) == 1.0
+
+
+def test_constraints_are_told_of_every_trial_or_of_none() -> None:
+    fine = Known({"engine": "stream", "chunks": 8}, 1.0, 600, 500, ended=True)
+    lost = Known({"engine": "stream", "chunks": 2}, None, 900, None, ended=True, out_of_memory=True)
+    refused = Known({"engine": "stream", "chunks": 1}, None, 4000, None, ended=True, out_of_memory=True)
+    assert told_constraints([fine, fine], LIMIT) == [{}, {}]
+    told = told_constraints([fine, lost], LIMIT)
+    assert [set(one) for one in told] == [{"peak"}, {"peak"}]
+    assert told[0]["peak"] == pytest.approx(-0.5)
+    assert told[1]["peak"] > 0
+    assert told_constraints([fine, refused], LIMIT)[1] == {"bound": 3.0, "peak": 3.0}
+
+
+def test_a_gaussian_process_proposes_listed_points_only() -> None:
+    listed = [c for c in SPACE.grid() if int(c["chunks"]) >= 8]
+    known: list[Known] = []
+    while (config := propose("gp", SPACE, known, seed=1, limit_bytes=LIMIT, points=listed)) is not None:
+        known.append(Known(config, *_truth(config)[:1], None, 10, ended=True))
+    assert sorted(config_id(k.config) for k in known) == sorted(map(config_id, listed))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from cost_model.samples import observations
 from tests.tuner import recorded
-from tuner.proposals_model import Candidate, Problem, Seen, _improvement, suggest
+from tuner.proposals_model import Candidate, Problem, Seen, _beliefs, _improvement, suggest
 from tuner.proposals_peak import Needed
 from tuner.proposals_prior import prior_for
 from tuner.replay import Options, replay
@@ -191,3 +191,56 @@ def test_expected_improvement_is_the_integral_it_stands_for(mean: float, sd: flo
     integral = float(np.sum(gain * density) * (grid[1] - grid[0]))
     [found] = _improvement(np.array([mean]), np.array([sd]), best)
     assert float(found) == pytest.approx(integral, abs=1e-5)
+
+
+def test_what_runs_elsewhere_is_not_proposed_and_keeps_its_neighbours_waiting() -> None:
+    """Two workers: the second one is sent away from where the first one measures."""
+    one = problem(formula=None)
+    seen = [Seen({"chunks": 1, "dispatch_schedule": "serial"}, {"forward": 1.0}, noise=0.01)]
+    alone = suggest(one, seen, taken=[], limit_bytes=ROOM)
+    assert alone is not None
+    beside = suggest(one, seen, taken=[], limit_bytes=ROOM, running=[alone.config])
+    assert beside is not None
+    assert beside.config != alone.config
+    neighbours = [alone.config, beside.config]
+    free, waiting = (_beliefs(one, seen, neighbours, running) for running in ([], [{**alone.config}]))
+    for before, after in zip(free, waiting, strict=True):
+        assert after.mean == pytest.approx(before.mean)
+        assert after.sd[0] < before.sd[0]
+        assert after.sd[1] <= before.sd[1] + 1e-12
+        assert after.best <= before.best + 1e-12
+
+
+def test_the_first_points_of_several_workers_differ() -> None:
+    running: list[Config] = []
+    for _ in range(4):
+        got = suggest(problem(), [], taken=[], limit_bytes=ROOM, running=running)
+        assert got is not None
+        assert got.config not in running
+        running.append(got.config)
+    assert len({c["chunks"] for c in running}) >= 3
+
+
+def test_without_a_rule_few_launches_are_in_vain() -> None:
+    """Half of the points do not fit: bounds as a shape tell where, knobs alone have to find out."""
+    one = table("pipelined_llep", 2)
+    points = tuple(replace(p, peak_bytes=int(0.7 * (p.bound_bytes or 0))) for p in one.points)
+    peaks = sorted(p.peak_bytes or 0 for p in points)
+    limit = peaks[len(peaks) // 2]
+    for bounds, most in (("shape", 1), ("none", 3)):
+        options = Options(trials=12, limit_bytes=limit, bounds=bounds)  # type: ignore[arg-type]
+        summary = replay(replace(one, points=points), "model", options, seeds=range(3))
+        assert summary.infeasible_median <= most
+        assert summary.final_regret_median < 0.1
+
+
+def test_a_bound_that_does_not_hold_costs_one_launch() -> None:
+    """Peaks lie 5 % above their bounds, the limit between: one launch runs out of memory and no other one does."""
+    one = table("ring_dtp", 1)
+    points = tuple(replace(p, peak_bytes=int(1.05 * (p.bound_bytes or 0))) for p in one.points)
+    peaks = sorted(p.peak_bytes or 0 for p in points)
+    limit = peaks[len(peaks) // 2]
+    summary = replay(
+        replace(one, points=points), "model", Options(trials=12, limit_bytes=limit), seeds=range(4)
+    )
+    assert summary.infeasible_most <= 1
