@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing as mp
 import os
+import socket
 from collections.abc import Sequence
 from dataclasses import replace
 from multiprocessing.connection import Connection, wait
@@ -92,8 +93,12 @@ class NodeRanks:
         return heard
 
     def alive(self) -> bool:
-        """Whether every process runs."""
-        return not self._ended and all(process.is_alive() for process in self._processes.values())
+        """Whether every process runs.
+
+        A pipe ends with its process; that the process was reaped is told later, by the server it was forked from.
+        """
+        running = all(process.is_alive() for process in self._processes.values())
+        return running and not self._ended and not any(_at_end(pipe) for pipe in self._pipes.values())
 
     def log_tail(self, rank: int | None = None) -> str:
         """The end of what one rank, or every rank, has printed since it was last told something."""
@@ -164,3 +169,14 @@ class LocalGang(NodeRanks):
     def send(self, task: GangTask) -> None:
         """Give every rank the task."""
         self.tell((task.function, task.payload, task.host_limit_bytes))
+
+
+def _at_end(pipe: Connection) -> bool:
+    """Whether the other side is gone and everything it said was read; nothing is taken from the pipe."""
+    with socket.socket(fileno=os.dup(pipe.fileno())) as both_ways:
+        try:
+            return both_ways.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
