@@ -237,10 +237,10 @@ def report(folder: Path, rates: Sequence[str]) -> str:
         )
     for name in OPERATORS:
         knobs = list(found[0].recommended[name].by_knob)
-        heads = [*map(str, knobs), "fastest", "by the fit", "error"]
-        heads += [f"by the fit at {one.rate}" for one in found]
-        lines += ["", f"| {name} | " + " | ".join(heads) + " |"]
-        lines.append("|---" * (len(heads) + 1) + "|")
+        columns = [*map(str, knobs), "fastest", "by the fit", "error"]
+        columns += [f"by the fit at {one.rate}" for one in found]
+        lines += ["", f"| {name} | " + " | ".join(columns) + " |"]
+        lines.append("|---" * (len(columns) + 1) + "|")
         for one in found:
             said = one.recommended[name]
             cells = [f"{said.by_knob[knob] * 1e3:.0f} ms" for knob in knobs]

@@ -15,6 +15,7 @@ import pandas as pd
 
 from cost_model.errors import RuleError
 from tuner.modes import split_modes
+from tuner.point_bound import bound_terms
 from tuner.registry import load_adapter, operator_names
 from tuner.space import Config, Knob, Space, config_id
 
@@ -143,7 +144,7 @@ def _table(operator: str, provider: str, shape: dict[str, Any], hardware: str, r
         points.append((config, repeats, _peak(own)))
     kept = _once(points)
     space = _space([config for config, _, _ in kept])
-    bounds = _Bounds(operator, provider, shape, group)
+    bounds = _Bounds(operator, provider, shape, group, device=_device(rows))
     recorded = tuple(
         Recorded(_complete(space, config), repeats, peak, bounds.bound(config))
         for config, repeats, peak in kept
@@ -173,6 +174,10 @@ def _peak(rows: pd.DataFrame) -> int | None:
         return None
     peak = rows["allocated_bytes"].astype(float).max()
     return int(peak) if math.isfinite(peak) and peak > 0 else None
+
+
+def _device(rows: pd.DataFrame) -> str:
+    return "cuda" if "peak_source" in rows and (rows["peak_source"] == "cuda").any() else "cpu"
 
 
 def _object(text: str) -> dict[str, Any]:
@@ -232,9 +237,11 @@ def _complete(space: Space, config: Config) -> Config:
 class _Bounds:
     """Eq. 6 of a table's points, as far as its operator is known and takes the shape."""
 
-    def __init__(self, operator: str, provider: str, shape: Mapping[str, Any], ranks: int) -> None:
+    def __init__(
+        self, operator: str, provider: str, shape: Mapping[str, Any], ranks: int, *, device: str
+    ) -> None:
         self._adapter = load_adapter(operator) if operator in operator_names() else None
-        self._provider, self._ranks = provider, ranks
+        self._provider, self._ranks, self._device = provider, ranks, device
         self._shape: dict[str, Any] = {}
         if self._adapter is None or provider not in self._adapter.providers:
             self._adapter = None
@@ -251,7 +258,15 @@ class _Bounds:
         if self._adapter is None:
             return None
         try:
-            return sum(self._adapter.bound_bytes(self._shape, config, self._ranks, self._provider).values())
+            terms = bound_terms(
+                self._adapter,
+                self._shape,
+                config,
+                self._ranks,
+                provider=self._provider,
+                device=self._device,
+            )
+            return sum(terms.values())
         except (RuleError, KeyError, ValueError):
             return None
 

@@ -12,6 +12,7 @@ from db.repositories import IdempotencyRepository, NewTrial, SweepRepository, Tr
 from db.session import Database
 from db.tables import Sweep, Trial
 from tuner.executors.base import OOM_KINDS, Executor, Site
+from tuner.point_bound import bound_terms
 from tuner.proposals import MOST_LISTED, Known, propose
 from tuner.proposals_model import Candidate
 from tuner.proposals_sweep import suggest_next
@@ -81,8 +82,7 @@ class _Points:
     space: Space
 
     def new_trial(self, config: Config, strategy: str, limit_bytes: int | None) -> NewTrial:
-        ranks = self.spec.target.group_size
-        terms = self.adapter.bound_bytes(self.spec.shape, config, ranks, self.spec.provider)
+        terms = self.terms(config)
         bound = sum(terms.values())
         if bound > _MOST_BYTES:
             raise RuleError(
@@ -91,7 +91,13 @@ class _Points:
                 remedy="Correct the shape or the knob.",
             )
         rejected = None if limit_bytes is None else over_limit(bound, limit_bytes)
-        return NewTrial(config, config_id(config), strategy, bound, dict(terms), rejected)
+        return NewTrial(config, config_id(config), strategy, bound, terms, rejected)
+
+    def terms(self, config: Config) -> dict[str, int]:
+        """Eq. 6 of a point."""
+        spec = self.spec
+        ranks, device = spec.target.group_size, spec.target.device
+        return bound_terms(self.adapter, spec.shape, config, ranks, provider=spec.provider, device=device)
 
     def all(self) -> list[Config]:
         """Every point in its one spelling, once."""
@@ -103,11 +109,7 @@ class _Points:
 
     def candidates(self) -> list[Candidate]:
         """Every point with its bound."""
-        ranks, shape, provider = self.spec.target.group_size, self.spec.shape, self.spec.provider
-        return [
-            Candidate(config, sum(self.adapter.bound_bytes(shape, config, ranks, provider).values()))
-            for config in self.all()
-        ]
+        return [Candidate(config, sum(self.terms(config).values())) for config in self.all()]
 
     def within(self, limit_bytes: int) -> list[Config]:
         """Points that Eq. 6 lets through."""
