@@ -4,6 +4,7 @@
     python -m benchmarks.record_sweeps dispatch --label two-cores --points 40
     python -m benchmarks.record_sweeps --device cuda --loopback 8 --label h200-x1
     python -m benchmarks.record_sweeps --device cuda --ranks 2 --label h200-x2
+    python -m benchmarks.record_sweeps dispatch head --hosts 100mbit --label two-hosts   # two namespaces, as root
 
 Three spaces, at least 300 points each: the dispatch over (N, routing profile, K, schedule), the optimizer's bucket
 size × staging slots, the head's strip rows × ring mode. On the CPU shapes are small, so that two cores do it in
@@ -19,6 +20,7 @@ import gzip
 import json
 import random
 import shutil
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -27,9 +29,10 @@ from typing import Any
 
 import pandas as pd
 
+from benchmarks.netns import Hosts
 from tuner.executors.base import GangTask, Timers
-from tuner.executors.local import LocalExecutor
-from tuner.fingerprint import commit, local_hardware_id
+from tuner.executors.choice import make_executor
+from tuner.fingerprint import commit
 from tuner.measure import MeasureRequest
 from tuner.registry import load_adapter, reference
 from tuner.space import Config
@@ -129,6 +132,11 @@ def record(name: str, args: argparse.Namespace) -> None:
     loopback: int | None = args.loopback if operator != "stream_adamw" else None
     ranks = 1 if args.loopback else args.ranks or usual
     points = points_of(name, Machine(device == "cuda", loopback or ranks))
+    beside: dict[str, Any] = {}
+    if loopback is not None:
+        beside = {"ranks": loopback, "loopback": True}
+    elif args.nodes > 1:
+        beside = {"ranks": ranks, "nodes": args.nodes}
     adapter = load_adapter(operator)
     folder: Path = args.out
     folder.mkdir(parents=True, exist_ok=True)
@@ -138,11 +146,11 @@ def record(name: str, args: argparse.Namespace) -> None:
             shutil.copyfileobj(source, target)
     done = _done(plain)
     until = time.monotonic() + args.seconds
-    executor = LocalExecutor()
+    executor = make_executor("ray" if args.ray_address else "local", args.ray_address)
     failed = 0
     try:
         for shape, config in points[: args.points]:
-            stored = shape if loopback is None else {**shape, "ranks": loopback, "loopback": True}
+            stored = shape | beside
             if (_text(stored), _text(config)) in done:
                 continue
             if time.monotonic() > until:
@@ -161,6 +169,7 @@ def record(name: str, args: argparse.Namespace) -> None:
                 request.payload(),
                 ranks,
                 device="cuda" if device == "cuda" else "cpu",
+                nodes=args.nodes,
                 timers=Timers(run_s=300.0),
             )
             outcome = executor.run(task)
@@ -169,7 +178,7 @@ def record(name: str, args: argparse.Namespace) -> None:
                 print(f"{name} {config}: {outcome.kind}, {outcome.reason.splitlines()[-1:]}")
                 continue
             head = (adapter.name, "flatpeak", _text(config), _text(stored), ranks)
-            tail = (local_hardware_id(device), adapter.version, commit())
+            tail = (executor.site(device, args.nodes).hardware_id, adapter.version, commit())
             rows = [
                 (*head, passed, rank, repeat, took, allocated, reserved, one["peak_source"], *tail)
                 for rank, one in enumerate(outcome.results)
@@ -198,6 +207,27 @@ def _text(value: Any) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 
+def _on_two_hosts(args: argparse.Namespace) -> None:
+    """This command again, in one of two network namespaces, on the Ray cluster of both."""
+    out: Path = args.out
+    command = [sys.executable, "-m", "benchmarks.record_sweeps", *args.names, "--label", args.label]
+    command += ["--repeats", str(args.repeats), "--seconds", str(args.seconds), "--points", str(args.points)]
+    with Hosts(args.hosts) as hosts:
+        command += [
+            "--ranks",
+            "2",
+            "--nodes",
+            "2",
+            "--ray-address",
+            hosts.address,
+            "--out",
+            str(out.resolve()),
+        ]
+        done = hosts.run(command, timeout_s=3 * args.seconds + 600)
+    print(done.stdout[-2000:], done.stderr[-2000:] if done.returncode else "", sep="")
+    raise SystemExit(done.returncode)
+
+
 def main() -> None:
     """Record the named sweeps."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
@@ -210,7 +240,15 @@ def main() -> None:
     parser.add_argument("--loopback", type=int, help="one rank plays its part in a group of so many")
     parser.add_argument("--label", required=True, help="the machine, in the file's name")
     parser.add_argument("--out", type=Path, default=FOLDER, help=f"default: {FOLDER.name}")
+    parser.add_argument(
+        "--nodes", type=int, default=1, help="the ranks stand evenly on so many (--ray-address)"
+    )
+    parser.add_argument("--ray-address", help="of a Ray cluster; default: ranks of this machine")
+    parser.add_argument("--hosts", metavar="RATE", help="on two hosts of its own, joined at this rate")
     args = parser.parse_args()
+    if args.hosts:
+        _on_two_hosts(args)
+        return
     for name in args.names or SPACES:
         record(name, args)
 
