@@ -23,6 +23,7 @@ from typing import Any, Self
 
 from cost_model.errors import RuleError
 from tuner.network import VARIABLE
+from tuner.process_start import process_start
 
 _PREFIX = "flatpeak"
 _OURS = re.compile(rf"{_PREFIX}-(\d+)-(\d+)-(?:wire|host\d+)")
@@ -271,7 +272,7 @@ def remove_stale() -> list[str]:
 
 
 def _is_orphan(owner: re.Match[str] | None) -> bool:
-    return owner is not None and _born(int(owner.group(1))) != owner.group(2)
+    return owner is not None and process_start(int(owner.group(1))) != owner.group(2)
 
 
 def namespaces() -> list[str]:
@@ -287,18 +288,7 @@ def _leave(number: int, frame: FrameType | None) -> None:
 
 def _owner() -> str:
     """This process: no other one is ever called so."""
-    return f"{_PREFIX}-{os.getpid()}-{_born(os.getpid())}"
-
-
-def _born(pid: int) -> str:
-    """Ticks from the machine's start to the process's, which no clock that is set can move; 0 when it has ended."""
-    try:
-        fields = (
-            Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-        )
-    except OSError:
-        return "0"
-    return "0" if fields[0] == "Z" else fields[19]
+    return f"{_PREFIX}-{os.getpid()}-{process_start(os.getpid())}"
 
 
 def _bucket(bits: float) -> list[str]:

@@ -12,13 +12,12 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import TYPE_CHECKING
 
-import psutil
-
 from cost_model.errors import RuleError
 from db.lifecycle import TrialState
 from db.repositories import Claim, SweepRepository, TrialRepository
 from db.session import Database, DatabaseUnreachable
 from tuner.executors.base import Executor, Site
+from tuner.process_start import process_start
 from tuner.trial import Leases, failures_pause, run_trial
 
 if TYPE_CHECKING:
@@ -220,7 +219,7 @@ def _machine() -> str:
 def worker_name() -> str:
     """Machine, process id and the process's start: no other process is ever called so."""
     pid = os.getpid()
-    return f"{_machine()}/{pid}/{_born(pid)}"
+    return f"{_machine()}/{pid}/{process_start(pid)}"
 
 
 def is_dead(worker: str) -> bool:
@@ -229,14 +228,4 @@ def is_dead(worker: str) -> bool:
     pid, _, born = rest.partition("/")
     if machine != _machine() or not pid.isdigit():
         return False
-    return _born(int(pid)) != born
-
-
-def _born(pid: int) -> str:
-    try:
-        process = psutil.Process(pid)
-        if process.status() == psutil.STATUS_ZOMBIE:
-            return ""
-        return str(round(process.create_time() * 100))
-    except psutil.Error:
-        return ""
+    return process_start(int(pid)) != born
