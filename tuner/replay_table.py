@@ -274,4 +274,6 @@ class _Bounds:
 def _subsets(shape: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """The shape, then without what benchmarks note beside it."""
     yield dict(shape)
-    yield {k: v for k, v in shape.items() if k not in ("group", "resident_bytes", "ranks", "nodes", "loopback")}
+    yield {
+        k: v for k, v in shape.items() if k not in ("group", "resident_bytes", "ranks", "nodes", "loopback")
+    }
