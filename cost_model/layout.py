@@ -100,6 +100,12 @@ def check_launch(model: ModelSpec, cluster: ClusterSpec, launch: LaunchConfig) -
         raise RuleError(
             rule="host_share is a share from 0 to 1", value=launch.host_share, remedy="Use for example 0.35."
         )
+    if launch.host_share and launch.optimizer_engine != "split":
+        raise RuleError(
+            rule="host_share belongs to the optimizer engine split",
+            value=f"{launch.host_share:g} with {launch.optimizer_engine}",
+            remedy="Set optimizer_engine to split, or host_share to 0.",
+        )
     cap = cluster.max_chunk_tokens
     if cap is not None and effective_chunk_tokens(launch) > cap:
         raise RuleError(

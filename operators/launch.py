@@ -159,6 +159,12 @@ def parse_launch(body: object) -> Launch:
             value=knobs["expert_degree"],
             remedy="Use a divisor.",
         )
+    if knobs["host_share"] and knobs["optimizer_engine"] != "split":
+        raise RuleError(
+            rule="$.launch.host_share: it belongs to the optimizer engine split",
+            value=f"{knobs['host_share']:g} with {knobs['optimizer_engine']}",
+            remedy="Set optimizer_engine to split, or host_share to 0.",
+        )
     return Launch(
         **{"lambda_" if name == "lambda" else name: value for name, value in knobs.items()},
         model=model,

@@ -266,7 +266,7 @@ def optimizer_front(
                         "staging_slots": slot,
                         "host_share": share,
                     }
-                    for share in (shares if engine == "split" else [1.0 if engine == "host" else 0.0])
+                    for share in (shares if engine == "split" else [0.0])
                 )
     if points:
         knobs = [dict(zip(_OPTIMIZER_KEYS, key, strict=True)) for key in sorted(points, key=str)]

@@ -9,13 +9,19 @@ from typing import Any
 
 import jsonschema
 import pytest
+import torch
 
 import operators.launch
 from cost_model.errors import RuleError
 from cost_model.launch import LaunchConfig
+from cost_model.rates_default import default_cost_model
+from cost_model.workload import Workload
 from operators.errors import RuleError as OperatorRuleError
 from operators.launch import parse_launch, read_launch
+from operators.stream_adamw import OffloadStreamAdamW
+from tests.cost_model.clusters import gpu_cluster, small_moe
 from tuner.exporters.launch_file import export_launch
+from tuner.planner import make_plan
 
 _LAUNCH = LaunchConfig(
     sequence_degree=8,
@@ -78,6 +84,31 @@ def test_what_is_no_plan_is_refused_by_name(broken: str) -> None:
     del plan[broken]
     with pytest.raises(RuleError, match=broken):
         export_launch(plan)
+
+
+@pytest.mark.parametrize("engine", ["stream", "host", "split", "device"])
+def test_what_is_planned_for_an_engine_is_what_the_optimizer_takes(engine: str) -> None:
+    cluster, work = gpu_cluster(), Workload(4096, 32768)
+    cost, fixed = default_cost_model(cluster), {"optimizer_engine": engine}
+    plan = make_plan(small_moe(), cluster, work, cost, fixed=fixed).to_json()
+    launch = parse_launch(export_launch(plan))
+    assert launch.optimizer_engine == engine
+    weight = torch.nn.Parameter(torch.zeros(8))
+    optimizer = OffloadStreamAdamW(
+        [weight],
+        engine=launch.optimizer_engine,
+        bucket_params=launch.bucket_params,
+        staging_slots=launch.staging_slots,
+        host_share=launch.host_share,
+    )
+    assert optimizer.engine == engine
+
+
+def test_a_host_share_of_another_engine_is_refused_on_both_sides() -> None:
+    file = export_launch(_plan())
+    file["launch"] |= {"host_share": 1.0, "optimizer_engine": "host"}
+    with pytest.raises(OperatorRuleError, match="host_share: it belongs to the optimizer engine split"):
+        parse_launch(file)
 
 
 def test_a_launch_that_does_not_fit_is_not_exported() -> None:
