@@ -6,7 +6,7 @@ import math
 
 from sqlalchemy.exc import DBAPIError
 
-from cost_model.errors import RuleError
+from cost_model.errors import RuleError, written
 
 __all__ = [
     "BadRequest",
@@ -23,6 +23,10 @@ __all__ = [
     "is_database_fault",
     "plain",
 ]
+
+
+_WIDEST_INTEGER = 10**400
+"""A number of more digits is shown as text, cut short."""
 
 
 class Failure(RuleError):
@@ -121,15 +125,23 @@ def is_database_fault(error: BaseException) -> bool:
     return isinstance(error, UnreachableDatabase) or isinstance(error.__cause__, DBAPIError)
 
 
-def plain(value: object) -> object:
-    """``value`` as JSON can carry it: scalars as they are, anything else as a short text."""
-    if value is None or isinstance(value, (bool, int, str)):
-        return encodable(value[:500]) if isinstance(value, str) else value
+def plain(value: object, levels: int = 4) -> object:
+    """``value`` as JSON can carry it: scalars and short lists as they are, anything else as a short text.
+
+    Lists are kept ``levels`` deep.
+    """
+    if isinstance(value, str):
+        return encodable(value[:500])
+    if value is None or isinstance(value, bool) or (isinstance(value, int) and abs(value) < _WIDEST_INTEGER):
+        return value
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
-    if isinstance(value, (list, tuple)) and len(value) <= 50:
-        return [plain(item) for item in value]
-    return encodable(str(value)[:500])
+    if isinstance(value, (list, tuple)) and len(value) <= 50 and levels > 0:
+        return [plain(item, levels - 1) for item in value]
+    try:
+        return encodable(str(value)[:500])
+    except (RecursionError, ValueError):  # nested hundreds deep, or a number of thousands of digits
+        return written(value)
 
 
 def encodable(text: str) -> str:

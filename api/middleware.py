@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Awaitable, Callable
 
@@ -27,6 +28,9 @@ _HEADERS = {
 _METHODS_WITH_BODY = {"POST", "PUT", "PATCH"}
 _MEDIA_TYPES = {"application/json"}
 _FORM = "application/x-www-form-urlencoded"
+MAX_NESTING = 64
+"""Far above any body; all that reads one may go down it level by level."""
+_TEXT_OR_BRACKET = re.compile(rb'"(?:[^"\\]+|\\.)*"?|[\[{]|[\]}]', re.DOTALL)
 
 
 class SecurityHeaders:
@@ -51,7 +55,8 @@ class SecurityHeaders:
 
 
 class BodyLimit:
-    """Refuses bodies over ``max_bytes`` (413) and of the wrong media type (415) before a route reads them."""
+    """Refuses bodies before a route reads them: over ``max_bytes`` (413), of the wrong media type (415), nested
+    more than ``MAX_NESTING`` deep (400)."""
 
     def __init__(self, app: ASGIApp, max_bytes: int) -> None:
         self.app = app
@@ -75,11 +80,14 @@ class BodyLimit:
             too_large = size > self.max_bytes
             if not message.get("more_body", False):
                 break
-        refusal = self._refusal(Request(scope), headers, size, too_large)
+        content = b"".join(body)
+        refusal = self._refusal(Request(scope), headers, size, too_large) or _too_deep(
+            Request(scope), headers, content
+        )
         if refusal is not None:
             await refusal(scope, receive, send)
             return
-        await self.app(scope, _replay(b"".join(body), receive), send)
+        await self.app(scope, _replay(content, receive), send)
 
     def _refusal(self, request: Request, headers: Headers, size: int, too_large: bool) -> ASGIApp | None:
         if too_large:
@@ -89,7 +97,7 @@ class BodyLimit:
                 remedy="Send less in one request.",
             )
             return problem_response(request, 413, rule=error.rule, value=error.value, remedy=error.remedy)
-        media = headers.get("content-type", "").split(";")[0].strip().lower()
+        media = _media(headers)
         allowed = _MEDIA_TYPES if request.url.path.startswith("/v1/") else _MEDIA_TYPES | {_FORM}
         if size and media not in allowed:
             return problem_response(
@@ -100,6 +108,28 @@ class BodyLimit:
                 remedy="Send Content-Type: application/json.",
             )
         return None
+
+
+def _too_deep(request: Request, headers: Headers, content: bytes) -> ASGIApp | None:
+    if _media(headers) not in _MEDIA_TYPES:
+        return None
+    depth = 0
+    for found in _TEXT_OR_BRACKET.finditer(content):
+        mark = found[0]
+        depth += 1 if mark in b"[{" else -1 if mark in b"]}" else 0
+        if depth > MAX_NESTING:
+            return problem_response(
+                request,
+                400,
+                rule=f"the body must be nested at most {MAX_NESTING} deep",
+                value=f"one more at byte {found.start()}",
+                remedy="Take brackets away; /v1/openapi.json has the schema.",
+            )
+    return None
+
+
+def _media(headers: Headers) -> str:
+    return headers.get("content-type", "").split(";")[0].strip().lower()
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:

@@ -121,6 +121,87 @@ def test_a_space_is_measured_with_the_knobs_left_out(served: Served) -> None:
     assert "points" in answer.json()["rule"]
 
 
+NESTED: dict[str, dict[str, Any]] = {
+    "/v1/sweeps": {
+        "operator": "@",
+        "provider": "@",
+        "target": {"ranks": "@"},
+        "shape": {"tokens_per_rank": "@", "hidden": "@", "vocab": "@"},
+        "space": {"ring_mode": "@", "strip_rows": ["@"]},
+        "strategy": "@",
+    },
+    "/v1/plans": {
+        "model": {"hf_config": {"architectures": "@", "hidden_size": "@"}},
+        "cluster": {"spec": {"name": "@", "topology": "@", "host": {"link_bytes_per_s": "@"}}},
+        "workload": {"context_tokens": "@"},
+        "options": {"fixed": {"chunk_tokens": "@"}},
+    },
+    "/v1/models": {
+        "name": "@",
+        "hf_config": {"rope_scaling": "@", "layer_types": "@"},
+        "spec": {"name": "@"},
+    },
+    "/v1/clusters": {"name": "@", "spec": {"tiers": "@", "gpu": {"name": "@"}, "notes": "@"}},
+}
+
+
+def leaves(body: Any, path: tuple[str | int, ...] = ()) -> list[tuple[str | int, ...]]:
+    if body == "@":
+        return [path]
+    inside = body.items() if isinstance(body, dict) else enumerate(body)
+    return [leaf for key, value in inside for leaf in leaves(value, (*path, key))]
+
+
+VALID: dict[str, dict[str, Any]] = {
+    "/v1/sweeps": {"operator": "ring_dtp", "target": {"ranks": 1}, **SWEEPS["ring_dtp"]},
+    "/v1/plans": {
+        "model": {"example": "gpt-oss-20b"},
+        "cluster": {"preset": "hgx-h200", "nodes": 1},
+        "workload": {"context_tokens": 131072, "global_batch_tokens": 524288},
+    },
+    "/v1/models": {"name": "m"},
+    "/v1/clusters": {"name": "c"},
+}
+
+
+@pytest.mark.parametrize(
+    ("address", "path"),
+    [(address, path) for address, body in NESTED.items() for path in leaves(body)],
+    ids=str,
+)
+def test_nothing_nested_breaks_the_server(served: Served, address: str, path: tuple[str | int, ...]) -> None:
+    for depth in (55, 900, 100_000):
+        for open_, inner, close in (("[", "", "]"), ('{"a":', "1", "}"), ("[[1],", "2", "]")):
+            body = json.loads(json.dumps(VALID[address]))
+            if path[0] in ("model", "cluster") or path[:1] == ("spec",) or path[0] == "hf_config":
+                body[path[0]] = {}
+            place = body
+            for key, after in itertools.pairwise(path):
+                fresh: Any = [None] if isinstance(after, int) else {}
+                if not isinstance(place, list) and type(place.get(key)) is not type(fresh):
+                    place[key] = fresh
+                place = place[key]
+            place[path[-1]] = "@"
+            text = json.dumps(body).replace('"@"', open_ * depth + inner + close * depth)
+            answer = served.client.post(address, content=text, headers={"Content-Type": "application/json"})
+            assert answer.status_code in ((400, 413) if depth > 64 else (201, 202, 400, 422)), (depth, open_)
+            if answer.status_code >= 400:
+                assert answer.headers["content-type"] == "application/problem+json"
+                assert answer.json()["remedy"]
+
+
+def test_brackets_inside_text_are_no_nesting(served: Served) -> None:
+    odd = "[" * 100 + '\\"{' + "{[" * 100
+    body = {"operator": "ring_dtp", "target": {"ranks": 1}, **SWEEPS["ring_dtp"], "name": odd[:200]}
+    assert served.client.post("/v1/sweeps", json=body).status_code == 202
+
+
+def test_text_without_an_end_is_read_in_one_pass(served: Served) -> None:
+    body = '{"name": "' + '\\"' * 450_000
+    answer = served.client.post("/v1/sweeps", content=body, headers={"Content-Type": "application/json"})
+    assert answer.status_code == 400
+
+
 IDS = ("a%00b", "..%2f..%2fetc", "%ff%fe", "x" * 3000, "';drop table sweep;--", "%F0%9F%98%80", "swp_%0a")
 ADDRESSES = (
     "/v1/sweeps/{}",
