@@ -9,7 +9,7 @@ import typer
 from api.cli.console import DatabaseOption, JsonFlag, emit_json, err
 from api.cli.executors import ExecutorOption, RayAddressOption
 from api.cli.stopping import Stopping
-from api.cli.sweep import progress_note
+from api.cli.sweep_live import progress_note
 
 if TYPE_CHECKING:
     from tuner.sweep import SweepProgress

@@ -15,7 +15,7 @@ from api.cli import main
 from api.cli.amounts import tokens_of
 from api.cli.groups import first_positional
 from api.cli.plan import pins_from_words
-from api.cli.sweep import progress_note
+from api.cli.sweep_live import progress_note
 from api.errors import _LISTS, NotFound, RuleError, broken_rule, exit_code
 from db.lifecycle import SweepState
 from db.session import Database
