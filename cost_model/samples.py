@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +29,8 @@ _SLOW_MODE = 1.12
 _SEPARATION = 3.0
 """The gap between two modes against the wider one's own range."""
 _SCALAR_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+_ONE_POINT = ("sweep_id", "hardware_id", "provider", "operator", "shape_json", "config_json")
+_ONE_RUN = ("sweep_id", "trial_id", "repeat")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +70,44 @@ def split_modes(seconds: Sequence[float]) -> tuple[list[float], list[float]]:
     return ordered, []
 
 
+def with_ranks(samples: pd.DataFrame) -> pd.DataFrame:
+    """``samples`` with a whole ``ranks`` in every row: the size of the group that the operator talked through.
+
+    It is the shape's own where the shape has it (a group over several nodes, or in loopback), else the column's, else
+    as many ranks as the sweep has rows of at this point. Without ``sweep_id`` and ``ranks``, two sweeps of one shape
+    over different groups cannot be told apart. It is 0 where the row's own figure is none.
+    """
+    told = {text: _own_ranks(text) for text in samples["shape_json"].unique()}
+    point = [name for name in _ONE_POINT if name in samples.columns]
+    counted = samples.groupby(point, dropna=False)["rank"].transform("nunique")
+    column = samples["ranks"] if "ranks" in samples.columns else [None] * len(samples)
+    found = []
+    for text, given, count in zip(samples["shape_json"], column, counted, strict=True):
+        own = told[text]
+        if own is None:
+            own = int(count) if pd.isna(given) else _whole(given)
+        found.append(own)
+    return samples.assign(ranks=np.array(found, dtype=np.int64))
+
+
+def _own_ranks(shape: str) -> int | None:
+    found = json.loads(shape)
+    return _whole(found["ranks"]) if "ranks" in found else None
+
+
+def _whole(value: object) -> int:
+    """A number of ranks, or 0 where ``value`` is none."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
+        return 0
+    return int(value) if math.isfinite(value) and value >= 1 and value == int(value) else 0
+
+
+def slowest(rows: pd.DataFrame) -> list[float]:
+    """Seconds of the slowest rank, repeat by repeat; repeats of two trials are not one another's."""
+    run = [name for name in _ONE_RUN if name in rows.columns]
+    return [float(seconds) for seconds in rows.groupby(run, dropna=False)["seconds"].max()]
+
+
 def observations(samples: pd.DataFrame, hardware_id: str) -> tuple[list[Observation], int]:
     """Observations of our own operators on ``hardware_id``, and how many rows of other hardware were left out.
 
@@ -86,12 +127,12 @@ def observations(samples: pd.DataFrame, hardware_id: str) -> tuple[list[Observat
     seconds = here["seconds"].astype(float)
     here = here[np.isfinite(seconds) & (seconds > 0)]
     found: list[Observation] = []
-    for group, rows in here.groupby(["operator", "shape_json", "config_json", "pass"], sort=True):
-        operator, shape, config, name = (str(part) for part in group)
-        slowest = rows.groupby("repeat")["seconds"].max().astype(float)
-        fast, slow = split_modes([float(value) for value in slowest])
-        values: dict[str, Any] = {**json.loads(shape), **json.loads(config)}
-        values.setdefault("ranks", int(rows["rank"].nunique()))
+    here = with_ranks(here)
+    for group, rows in here.groupby(["operator", "shape_json", "config_json", "ranks", "pass"], sort=True):
+        operator, shape, config, ranks, name = (str(part) for part in group)
+        times = slowest(rows)
+        fast, slow = split_modes(times)
+        values: dict[str, Any] = {**json.loads(shape), **json.loads(config), "ranks": int(ranks)}
         values["scalar_bytes"] = _SCALAR_BYTES.get(str(values.get("dtype", "float32")), 4)
         found.append(
             Observation(
@@ -99,8 +140,8 @@ def observations(samples: pd.DataFrame, hardware_id: str) -> tuple[list[Observat
                 name,
                 values,
                 float(np.median(fast)),
-                len(slowest),
-                len(slow) / len(slowest),
+                len(times),
+                len(slow) / len(times),
                 float(np.median(slow)) if slow else None,
             )
         )

@@ -6,12 +6,14 @@ import json
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from cost_model.latency import GroupLinks
+from cost_model.samples import slowest, split_modes, with_ranks
 from cost_model.step_shape import StepShape
 from tuner.routing_rows import routing_values
 
@@ -21,7 +23,7 @@ Points = dict[Any, Any]
 
 @dataclass(frozen=True)
 class MeasuredFronts:
-    """Median seconds by (operator, shape key) and configuration, for the passes that were timed."""
+    """Seconds by (operator, shape key) and configuration, for the passes that were timed."""
 
     points: Mapping[tuple[Any, ...], Points]
 
@@ -29,7 +31,8 @@ class MeasuredFronts:
     def of(samples: pd.DataFrame, hardware_id: str) -> MeasuredFronts:
         """Reads sweep rows of our own operators taken on ``hardware_id``; rows of other hardware are left out.
 
-        A configuration's latency is the slowest rank's per repeat, then the median over repeats.
+        A configuration's latency is the slowest rank's per repeat, then the median of the fast mode. Groups of
+        different sizes are kept apart (:func:`cost_model.samples.with_ranks`).
         """
         if samples.empty:
             return MeasuredFronts({})
@@ -38,19 +41,16 @@ class MeasuredFronts:
         # a rank in loopback had no peers: its time lacks the links
         alone = [bool(json.loads(shape).get("loopback", False)) for shape in ours["shape_json"]]
         ours = ours[~np.array(alone, dtype=bool)]
-        passes: dict[tuple[Any, ...], dict[str, float]] = defaultdict(dict)
-        ranks_of: dict[tuple[Any, ...], int] = {}
-        keys = ["operator", "shape_json", "config_json", "pass"]
-        for group, rows in ours.groupby(keys, sort=True):
-            operator, shape, config, name = (str(part) for part in group)
-            slowest = rows.groupby("repeat")["seconds"].max()
-            passes[operator, shape, config][name] = float(slowest.median())
-            ranks_of[operator, shape, config] = int(rows["rank"].nunique())
+        passes: dict[tuple[str, str, str, int], dict[str, float]] = defaultdict(dict)
+        keys = ["operator", "shape_json", "config_json", "ranks", "pass"]
+        for group, rows in with_ranks(ours).groupby(keys, sort=True):
+            operator, shape, config, ranks, name = (str(part) for part in group)
+            fast, _ = split_modes(slowest(rows))
+            passes[operator, shape, config, int(ranks)][name] = median(fast)
         points: dict[tuple[Any, ...], Points] = defaultdict(dict)
-        for (operator, shape_text, config_text), seconds in passes.items():
-            shape, config = json.loads(shape_text), json.loads(config_text)
-            ranks = int(shape.get("ranks", ranks_of[operator, shape_text, config_text]))
-            _place(points, operator, shape, config, ranks=ranks, seconds=seconds)
+        for (operator, shape_text, config_text, size), seconds in passes.items():
+            shape_of, config_of = json.loads(shape_text), json.loads(config_text)
+            _place(points, operator, shape_of, config_of, ranks=size, seconds=seconds)
         return MeasuredFronts(dict(points))
 
     def dispatch(self, shape: StepShape) -> Points:

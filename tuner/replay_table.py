@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 
 from cost_model.errors import RuleError
+from cost_model.samples import slowest, with_ranks
 from tuner.modes import split_modes
 from tuner.point_bound import bound_terms
 from tuner.registry import load_adapter, operator_names
@@ -101,7 +102,8 @@ def read_samples(path: Path) -> pd.DataFrame:
 
 
 def tables(samples: pd.DataFrame, *, fewest: int = 2, where: Mapping[str, str] | None = None) -> list[Table]:
-    """The tables in ``samples``: one per operator, provider, shape and hardware with ``fewest`` points or more.
+    """The tables in ``samples``: one per operator, provider, shape, group size and hardware with ``fewest`` points or
+    more.
 
     A configuration without a finite time is left out.
 
@@ -119,19 +121,26 @@ def tables(samples: pd.DataFrame, *, fewest: int = 2, where: Mapping[str, str] |
     for key, value in (where or {}).items():
         rows = rows[[str(_object(str(text)).get(key)) == value for text in rows["config_json"]]]
     found = []
-    for group, own in rows.groupby(["operator", "provider", "shape_json", "hardware_id"], sort=True):
-        operator, provider, shape, hardware = (str(part) for part in group)
-        table = _table(operator, provider, _object(shape), hardware, own)
+    rows = _with_ranks(rows)
+    keys = ["operator", "provider", "shape_json", "hardware_id", "ranks"]
+    for group, own in rows.groupby(keys, sort=True):
+        operator, provider, shape, hardware, ranks = (str(part) for part in group)
+        table = _table(operator, provider, {**_object(shape), "ranks": int(ranks)}, hardware, own)
         if len(table.points) >= fewest:
             found.append(table)
     return found
 
 
+def _with_ranks(rows: pd.DataFrame) -> pd.DataFrame:
+    """One rank may stand for a whole group (its peers are local copies): the group's size is in its shape."""
+    known = {str(text): _object(str(text)) for text in rows["shape_json"].unique()}
+    spelt = {t: {_OTHER_NAMES.get(k, k): v for k, v in one.items()} for t, one in known.items()}
+    texts = [json.dumps(spelt[str(text)], sort_keys=True) for text in rows["shape_json"]]
+    return with_ranks(rows.assign(shape_json=texts))
+
+
 def _table(operator: str, provider: str, shape: dict[str, Any], hardware: str, rows: pd.DataFrame) -> Table:
-    shape = {_OTHER_NAMES.get(key, key): value for key, value in shape.items()}
-    ranks = int(rows["rank"].nunique())
-    # one rank may stand for a whole group (its peers are local copies): the group's size is in its shape
-    group = int(shape.pop("ranks", rows["ranks"].max() if "ranks" in rows else ranks))
+    group = int(shape.pop("ranks"))
     points = []
     for text, own in rows.groupby("config_json", sort=True):
         config = {k: v for k, v in _object(str(text)).items() if k not in _OTHER_NAMES}
@@ -166,7 +175,7 @@ def _once(points: Sequence[_Point]) -> list[_Point]:
 
 
 def _slowest(rows: pd.DataFrame) -> tuple[float, ...]:
-    return tuple(float(t) for t in rows.groupby("repeat", sort=True)["seconds"].max())
+    return tuple(slowest(rows))
 
 
 def _peak(rows: pd.DataFrame) -> int | None:

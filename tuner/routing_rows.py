@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from cost_model.samples import with_ranks
 from tuner.routing_numbers import profile_loads, routing_numbers
 
 _BY_POSITION = ("balanced", "skew", "one_hot")
@@ -72,16 +73,14 @@ def _drawn_loads(profile: str, tokens: int, experts: int, top_k: int, ranks: int
 def with_routing(samples: pd.DataFrame) -> pd.DataFrame:
     """Dispatch rows with :func:`routing_values` and ``ranks`` in their ``shape_json``; other rows as they are.
 
-    A shape that has an ``imbalance`` already keeps its numbers. Ranks are the shape's own, else those of the column
-    ``ranks``, else as many as the shape has rows of.
+    A shape that has an ``imbalance`` already keeps its numbers. Ranks are those of
+    :func:`cost_model.samples.with_ranks`.
     """
     mine = samples["operator"] == _DISPATCH
     if not mine.any():
         return samples
-    rows = samples.loc[mine, ["shape_json", "rank"]]
-    counted = rows.groupby("shape_json")["rank"].transform("max").astype(int) + 1
-    ranks = samples.loc[mine, "ranks"].fillna(counted).astype(int) if "ranks" in samples.columns else counted
-    texts = [str(text) for text in rows["shape_json"]]
+    rows = with_ranks(samples[mine])
+    texts, ranks = [str(text) for text in rows["shape_json"]], [int(one) for one in rows["ranks"]]
     known = {pair: _told(*pair) for pair in set(zip(texts, ranks, strict=True))}
     out = samples.copy()
     out.loc[mine, "shape_json"] = [known[pair] for pair in zip(texts, ranks, strict=True)]
