@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import threading
@@ -16,13 +17,17 @@ from cost_model.errors import RuleError
 from db.lifecycle import TrialState
 from db.repositories import Claim, SweepRepository, TrialRepository
 from db.session import Database, DatabaseUnreachable
-from tuner.executors.base import Executor, Site
+from db.tables import Sweep
+from tuner.executors.base import Executor, GangTask
 from tuner.process_start import process_start
+from tuner.registry import load_adapter
+from tuner.sweep_spec import SweepSpec
 from tuner.trial import Leases, failures_pause, run_trial
 
 if TYPE_CHECKING:
     from tuner.sweep import SweepProgress
 
+_LOG = logging.getLogger("flatpeak.worker")
 _IDLE_S = 1.0
 _IDLE_STEP_S = 0.1
 # A database that restarts is waited for; one that stays away is an error.
@@ -53,6 +58,8 @@ class Worker:
         self._sweep_id = sweep_id
         self._leases = leases or Leases()
         self._progress = progress
+        self._specs: dict[str, SweepSpec] = {}
+        self._unread: set[str] = set()
         self.name = worker_name()
 
     def run(self, stop: Callable[[], bool] | threading.Event) -> None:
@@ -87,24 +94,25 @@ class Worker:
             self._executor.close()
             self._executor = None
 
+    def may_work(self) -> bool:
+        """Whether a sweep is left that this machine can run."""
+        return bool(self._able())
+
     def _step(self, stop: Callable[[], bool]) -> bool:
         """Do one trial, or end what has no more; whether there was anything to do."""
-        from tuner.sweep import extend_sweep, spec_of
-
         self._take_back()
-        claim = self._claim()
+        able = self._able()
+        claim = self._claim(able)
         if claim is None:
-            return self._extend_or_settle(extend_sweep)
+            return self._extend_or_settle(able)
         sweep_id = claim.trial.sweep_id
         with self._database.session() as session:
-            sweeps = SweepRepository(session)
-            sweeps.mark_running(sweep_id)
-            spec = spec_of(sweeps.get(sweep_id))
+            SweepRepository(session).mark_running(sweep_id)
         self._tell(sweep_id, claim, {"phase": "placing"})
         state = run_trial(
             self._database,
             claim,
-            spec,
+            able[sweep_id],
             self._made(),
             leases=self._leases,
             stop=stop,
@@ -113,56 +121,106 @@ class Worker:
         if state in (TrialState.FAILED, TrialState.LOST):
             failures_pause(self._database, sweep_id)
         self._tell(sweep_id, None, None)
-        return True
+        return state is not TrialState.QUEUED  # given back: there is no room for it at this moment
 
-    def _extend_or_settle(self, extend: Callable[[Database, str, Site], bool]) -> bool:
-        from tuner.sweep import spec_of
-
-        moved = False
+    def _able(self) -> dict[str, SweepSpec]:
+        """Sweeps that may have work and that this machine can run, oldest first."""
         with self._database.reading() as session:
             active = SweepRepository(session).active()
+        able = {}
         for sweep in active:
-            if self._sweep_id is not None and sweep.id != self._sweep_id:
+            if self._sweep_id not in (None, sweep.id):
                 continue
-            if not self._fits(sweep.ranks, sweep.device):
+            spec = self._read(sweep)
+            if spec is not None and self._misfit(spec) is None:
+                able[sweep.id] = spec
+        return able
+
+    def _read(self, sweep: Sweep) -> SweepSpec | None:
+        """The spec of a sweep whose operator can be loaded here; None where this worker cannot read it."""
+        from tuner.sweep import spec_of
+
+        if sweep.id in self._unread:
+            return None
+        if (known := self._specs.get(sweep.id)) is not None:
+            return known
+        try:
+            spec = spec_of(sweep)
+            load_adapter(spec.operator)
+        except Exception as error:  # an adapter of one's own may raise anything
+            self._leave(sweep.id, error)
+            return None
+        self._specs[sweep.id] = spec
+        return spec
+
+    def _leave(self, sweep_id: str, error: Exception) -> None:
+        """Leave a sweep that cannot be worked on here to others, and say so once.
+
+        Raises:
+            RuleError: it is the only sweep of this worker.
+        """
+        said = str(error).strip() or type(error).__name__
+        _LOG.warning("sweep %s is left to other workers: %s", sweep_id, said)
+        if sweep_id == self._sweep_id:
+            if isinstance(error, RuleError):
+                raise error
+            raise RuleError(
+                rule="a sweep's spec and operator must be readable here",
+                value=sweep_id,
+                remedy=f"Run it where its release of flatpeak and its operator are installed: {said}",
+            ) from error
+        self._unread.add(sweep_id)
+        self._tell(sweep_id, None, {"phase": "skipped", "reason": said})
+
+    def _extend_or_settle(self, able: dict[str, SweepSpec]) -> bool:
+        from tuner.sweep import extend_sweep
+
+        moved = False
+        for sweep_id, spec in able.items():
+            try:
+                site = self._made().site(spec.target.device, spec.target.nodes)
+                more = extend_sweep(self._database, sweep_id, site)
+            except DatabaseUnreachable:
+                raise
+            except Exception as error:  # what its operator or its strategy raises is no other sweep's matter
+                self._leave(sweep_id, error)
                 continue
-            if sweep.hardware_id not in (None, *self._hardware(sweep.device)):
-                continue
-            site = self._made().site(sweep.device, spec_of(sweep).target.nodes)
-            more = extend(self._database, sweep.id, site)
             with self._database.session() as session:
-                trials = TrialRepository(session).of_sweep(sweep.id, state=TrialState.QUEUED.value)
-                state = SweepRepository(session).settle(sweep.id, complete=not more)
+                trials = TrialRepository(session).of_sweep(sweep_id, state=TrialState.QUEUED.value)
+                before = SweepRepository(session).get(sweep_id).state
+                state = SweepRepository(session).settle(sweep_id, complete=not more)
             moved |= bool(trials)
-            if state.value != sweep.state:
-                self._tell(sweep.id, None, None)
+            if state.value != before:
+                self._tell(sweep_id, None, None)
         return moved
 
-    def _hardware(self, device: str) -> list[str]:
-        """What gangs stand on here, on one node and over several; a trial looks again at which it needs."""
-        return [self._made().site(device, nodes).hardware_id for nodes in (1, 2)]
-
-    def _fits(self, ranks: int, device: str) -> bool:
-        return self._made().max_ranks(device) >= ranks
-
-    def _claim(self) -> Claim | None:
-        executor = self._made()
-        room = {device: executor.max_ranks(device) for device in ("cuda", "cpu")}
-        for device, ranks in room.items():
-            if ranks == 0:
-                continue
-            with self._database.session() as session:
-                claim = TrialRepository(session).claim(
-                    self.name,
-                    lease_s=self._leases.lease_s,
-                    sweep_id=self._sweep_id,
-                    max_ranks=ranks,
-                    devices=[device],
-                    hardware_ids=self._hardware(device),
+    def _misfit(self, spec: SweepSpec) -> RuleError | None:
+        """Why a sweep cannot be run here, as far as one sees without trying; None when it can."""
+        target, executor = spec.target, self._made()
+        task = GangTask("", {}, ranks=target.ranks, device=target.device, nodes=target.nodes)
+        if (refusal := executor.refusal(task)) is not None:
+            return RuleError(
+                rule=f"a sweep's target must fit the machine that runs it ({target.device})",
+                value=f"{target.ranks} ranks on {target.nodes} node{'s' if target.nodes > 1 else ''}",
+                remedy=f"Here it does not: {refusal}. Its trials stay queued for workers that have the room.",
+            )
+        if target.hardware_id is not None:
+            here = executor.site(target.device, target.nodes).hardware_id
+            if here != target.hardware_id:
+                return RuleError(
+                    rule="a sweep bound to one kind of hardware runs only there",
+                    value=target.hardware_id,
+                    remedy=f"Here is {here}: run the sweep there, or create one for what is here.",
                 )
-            if claim is not None:
-                return claim
         return None
+
+    def _claim(self, able: dict[str, SweepSpec]) -> Claim | None:
+        if not able:
+            return None
+        with self._database.session() as session:
+            return TrialRepository(session).claim(
+                self.name, lease_s=self._leases.lease_s, sweep_ids=list(able)
+            )
 
     def _take_back(self) -> None:
         """Trials whose lease ran out, and those of workers of this machine that are no more."""
@@ -177,16 +235,20 @@ class Worker:
                     TrialRepository(session).abandon(attempt.claim_id, reason)
 
     def _active(self) -> bool:
+        """Whether the one sweep may go on here.
+
+        Raises:
+            RuleError: it may, but not here.
+        """
         assert self._sweep_id is not None
         with self._database.reading() as session:
             sweep = SweepRepository(session).get(self._sweep_id)
-        if sweep.state in ("queued", "running") and not self._fits(sweep.ranks, sweep.device):
-            raise RuleError(
-                rule=f"a sweep's target must fit the machine that runs it ({sweep.device})",
-                value=f"{sweep.ranks} ranks",
-                remedy=f"This machine has room for {self._made().max_ranks(sweep.device)}.",
-            )
-        return sweep.state in ("queued", "running")
+        if sweep.state not in ("queued", "running"):
+            return False
+        spec = self._read(sweep)
+        if spec is not None and (misfit := self._misfit(spec)) is not None:
+            raise misfit
+        return True
 
     def _made(self) -> Executor:
         if self._executor is None:

@@ -38,7 +38,6 @@ def worker(
     SIGTERM or Ctrl-C gives the running trial back to the queue.
     """
     from api.services.store import open_database
-    from db.repositories import SweepRepository
     from tuner.executors.choice import make_executor
     from tuner.worker import Worker
 
@@ -55,13 +54,9 @@ def worker(
     if not as_json:
         err.print(f"Worker {runner.name} on {store.url}", markup=False)
 
-    def idle() -> bool:
-        with store.reading() as session:
-            return not SweepRepository(session).active()
-
     try:
         with Stopping() as stopping:
-            runner.run(lambda: stopping.asked() or (until_idle and idle()))
+            runner.run(lambda: stopping.asked() or (until_idle and not runner.may_work()))
     finally:
         runner.close()
         store.close()

@@ -158,15 +158,12 @@ class TrialRepository:
         worker: str,
         *,
         lease_s: float = 60.0,
-        sweep_id: str | None = None,
-        max_ranks: int | None = None,
-        devices: Sequence[str] | None = None,
-        hardware_ids: Sequence[str] = (),
+        sweep_ids: Sequence[str] | None = None,
     ) -> Claim | None:
-        """Take the oldest queued trial that this worker can run, or None.
+        """Take the oldest queued trial, or None. One compare-and-set decides between workers.
 
-        One compare-and-set decides between workers. A sweep bound to a hardware_id is only handed to a
-        worker that names it; ``sweep_id`` given, the caller has already matched its target.
+        Args:
+            sweep_ids: those whose target the worker has matched with what it runs on; any by default.
         """
         query = (
             select(Trial.id)
@@ -179,14 +176,8 @@ class TrialRepository:
             .limit(1)
             .with_for_update(of=Trial, skip_locked=True)
         )
-        if sweep_id is not None:
-            query = query.where(Trial.sweep_id == sweep_id)
-        else:
-            query = query.where((Sweep.hardware_id.is_(None)) | (Sweep.hardware_id.in_(list(hardware_ids))))
-        if max_ranks is not None:
-            query = query.where(Sweep.ranks <= max_ranks)
-        if devices is not None:
-            query = query.where(Sweep.device.in_(list(devices)))
+        if sweep_ids is not None:
+            query = query.where(Trial.sweep_id.in_(list(sweep_ids)))
         claim_id = new_id("clm")
         trial = self._session.scalar(
             update(Trial)

@@ -88,7 +88,7 @@ def work(database: Database, sweep_id: str, most: int = 100) -> int:
     done = 0
     while done < most:
         with database.session() as session:
-            claim = TrialRepository(session).claim("test/1/1", sweep_id=sweep_id)
+            claim = TrialRepository(session).claim("test/1/1", sweep_ids=[sweep_id])
             if claim is None:
                 break
             SweepRepository(session).mark_running(sweep_id)
@@ -157,7 +157,7 @@ def seed_mixed(database: Database) -> str:
             sweep.id, [_new(number, "weights", 64 << number) for number in range(len(answers))]
         )
         for state, answer in answers:
-            claim = TrialRepository(session).claim("test/1/1", sweep_id=sweep.id)
+            claim = TrialRepository(session).claim("test/1/1", sweep_ids=[sweep.id])
             assert claim is not None
             TrialRepository(session).start(claim, hardware_id=HARDWARE)
             TrialRepository(session).finish(claim, state, **answer)

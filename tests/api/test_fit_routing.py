@@ -26,6 +26,7 @@ from db.repositories import (
 from db.repositories.samples import NewSample
 from db.session import Database
 from tests.api.conftest import Served
+from tuner.registry import load_adapter
 from tuner.routing_rows import routing_values
 
 RANKS = 4
@@ -57,7 +58,7 @@ def _sweep(database: Database, truth: CostModel, shape: dict[str, Any]) -> None:
         )
         configs = [{"chunks": chunks, "dispatch_schedule": "serial"} for chunks in (1, 2, 4, 8)]
         TrialRepository(session).add(sweep.id, [NewTrial(c, str(c)) for c in configs])
-        while claim := TrialRepository(session).claim("test/1/1", sweep_id=sweep.id):
+        while claim := TrialRepository(session).claim("test/1/1", sweep_ids=[sweep.id]):
             config = claim.trial.config_json
             TrialRepository(session).start(claim, hardware_id=truth.hardware_id, software={"torch": "test"})
             TrialRepository(session).finish(claim, TrialState.SUCCEEDED, latency_s=1.0, peak_bytes=1)
@@ -82,7 +83,7 @@ def _sweep(database: Database, truth: CostModel, shape: dict[str, Any]) -> None:
                 shape=shape,
                 ranks=RANKS,
                 hardware_id=truth.hardware_id,
-                operator_version=1,
+                operator_version=load_adapter("pipelined_llep").version,
                 commit="test",
             )
 

@@ -48,7 +48,7 @@ class TrialLife(RuleBasedStateMachine):
     @rule(lease_s=LEASES)
     def claim(self, lease_s: float) -> None:
         with self.database.session() as session:
-            held = TrialRepository(session).claim("w", lease_s=lease_s, sweep_id=self.sweep_id)
+            held = TrialRepository(session).claim("w", lease_s=lease_s, sweep_ids=[self.sweep_id])
         if held is not None:
             self.claims.append(held)
 

@@ -165,14 +165,16 @@ def test_points_are_held_once_and_rejected_ones_never_queued(database: Database)
         assert TrialRepository(session).attempts(trial.id) == []
 
 
-def test_a_sweep_bound_to_hardware_goes_to_that_hardware_only(database: Database) -> None:
-    make_sweep(database, 1, hardware_id="h200-x8-aaa", ranks=8)
+def test_a_worker_takes_trials_of_the_sweeps_it_names(database: Database) -> None:
+    first, second = make_sweep(database, 1), make_sweep(database, 1)
     with database.session() as session:
         trials = TrialRepository(session)
-        assert trials.claim("w", hardware_ids=["h200-x8-bbb"]) is None
-        assert trials.claim("w", hardware_ids=["h200-x8-aaa"], max_ranks=4) is None
-        assert trials.claim("w", hardware_ids=["h200-x8-aaa"], devices=["cuda"]) is None
-        assert trials.claim("w", hardware_ids=["h200-x8-aaa"], max_ranks=8, devices=["cpu"]) is not None
+        assert trials.claim("w", sweep_ids=[]) is None
+        for wanted in (second, first):
+            claim = trials.claim("w", sweep_ids=[wanted, "swp_none"])
+            assert claim is not None
+            assert claim.trial.sweep_id == wanted
+        assert trials.claim("w") is None
 
 
 def test_pause_resume_cancel_and_settle(database: Database) -> None:

@@ -133,7 +133,7 @@ class ExecutorContract:
 
     def test_more_ranks_than_there_is_room_for_are_refused(self, executor: WatchedExecutor) -> None:
         outcome = executor.run(GangTask("tests.tuner.rank_tasks:add", {"value": 1}, ranks=2, device="cuda"))
-        assert outcome.kind == "invalid"
+        assert outcome.kind == "unplaced"
         assert "0 cuda ranks" in outcome.reason
 
     def test_a_rank_that_dies_between_tasks_is_noticed(self, executor: WatchedExecutor) -> None:

@@ -35,6 +35,9 @@ class InProcessExecutor:
     def max_ranks(self, device: str) -> int:
         return 1 if device == "cpu" else 0
 
+    def refusal(self, task: GangTask) -> str | None:
+        return None if task.ranks <= self.max_ranks(task.device) else "one rank on the CPU is all there is"
+
     def site(self, device: str, nodes: int = 1) -> Site:
         return local_site(device)
 

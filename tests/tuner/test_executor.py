@@ -31,7 +31,7 @@ class TestLocalExecutor(ExecutorContract):
 
     def test_several_nodes_are_refused(self, executor: LocalExecutor) -> None:
         outcome = executor.run(task("add", {"value": 1}, nodes=2))
-        assert outcome.kind == "invalid"
+        assert outcome.kind == "unplaced"
         assert "one node" in outcome.reason
 
     def test_a_rank_that_the_kernel_killed_for_memory_is_a_result(

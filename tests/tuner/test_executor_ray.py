@@ -57,10 +57,11 @@ class TestRayExecutor(ExecutorContract):
     def test_what_no_node_holds_is_refused_with_the_way_out(self, executor: RayExecutor) -> None:
         assert executor.max_ranks("cpu") == 2 * CPUS_PER_NODE
         wide = executor.run(task("where", ranks=CPUS_PER_NODE + 2))
-        assert wide.kind == "invalid"
+        assert wide.kind == "unplaced"
         assert "spread them over more nodes" in wide.reason
         uneven = executor.run(task("where", ranks=3, nodes=2))
-        assert uneven.kind == "invalid"
+        assert uneven.kind == "unplaced"
+        assert "do not divide" in uneven.reason
 
     def test_a_full_cluster_is_waited_for_and_said(
         self, executor: RayExecutor, new: Callable[[], RayExecutor]
@@ -110,9 +111,10 @@ class TestRayExecutor(ExecutorContract):
 
     def test_room_that_a_lost_node_had_is_waited_for(self, executor: RayExecutor) -> None:
         wide = task("where", ranks=2 * CPUS_PER_NODE + 2, nodes=3, timers=Timers(place_s=0.5))
-        assert executor.run(wide).kind == "invalid"
+        assert "room for" in (executor.refusal(wide) or "")
         executor._seen["gone"] = Node("gone", CPUS_PER_NODE, 0.0)
         executor._sites["gone", "cpu", True] = executor.site("cpu", 3)
+        assert executor.refusal(wide) is None
         assert executor.run(wide).kind == "unplaced"
         del executor._seen["gone"]
 

@@ -13,12 +13,14 @@ from pathlib import Path
 import psutil
 import pytest
 
+from cost_model.errors import RuleError
+from db.lifecycle import TrialState
 from db.repositories import EventRepository, SweepRepository, TrialRepository
 from db.session import Database
 from tests.tuner.conftest import ToySpec
 from tuner.executors.local import LocalExecutor
-from tuner.sweep import SweepProgress, create_sweep
-from tuner.trial import Leases
+from tuner.sweep import SweepProgress, create_sweep, run_sweep, spec_of
+from tuner.trial import Leases, run_trial
 from tuner.worker import Worker, is_dead, worker_name
 
 QUICK = Leases(lease_s=30.0, heartbeat_s=0.2)
@@ -46,6 +48,37 @@ def test_a_worker_takes_the_trials_of_every_queued_sweep_it_can_run(
     for one in mine:
         assert states(database, one) == ("succeeded", {"succeeded": 2})
     assert states(database, other) == states(database, wide) == ("queued", {"queued": 1})
+
+
+@pytest.mark.parametrize("strategy", ["grid", "tpe"])
+def test_a_sweep_over_several_nodes_waits_for_a_cluster(
+    database: Database, executor: LocalExecutor, toy_spec: ToySpec, strategy: str
+) -> None:
+    wide = create_sweep(
+        database, toy_spec([1, 2], ["ok"], strategy=strategy, target={"ranks": 2, "nodes": 2})
+    )
+    mine = create_sweep(database, toy_spec([1], ["ok"]))
+    worker = Worker(database, lambda: executor, leases=QUICK)
+    worker.run(lambda: not worker.may_work())
+    assert states(database, mine) == ("succeeded", {"succeeded": 1})
+    assert states(database, wide) == ("queued", {"queued": 2} if strategy == "grid" else {})
+    with pytest.raises(RuleError, match="must fit the machine") as refused:
+        run_sweep(database, wide, executor)
+    assert "one node" in refused.value.remedy
+    assert "2 nodes" in str(refused.value.value)
+
+
+def test_a_gang_that_finds_no_room_is_no_answer(
+    database: Database, executor: LocalExecutor, toy_spec: ToySpec
+) -> None:
+    sweep_id = create_sweep(database, toy_spec([1], ["ok"], target={"ranks": 2, "nodes": 2}))
+    with database.session() as session:
+        sweep = SweepRepository(session).get(sweep_id)
+        claim = TrialRepository(session).claim(worker_name())
+    assert claim is not None
+    # room that was there when the trial was claimed may be gone
+    assert run_trial(database, claim, spec_of(sweep), executor) is TrialState.QUEUED
+    assert states(database, sweep_id) == ("queued", {"queued": 1})
 
 
 def test_a_worker_told_to_stop_gives_its_trial_back(

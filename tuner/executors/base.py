@@ -48,6 +48,7 @@ class GangTask:
         payload: JSON given to every rank.
         nodes: over so many nodes, evenly, contiguous ranks on one node; all on one by default.
         host_limit_bytes: most data memory (RLIMIT_DATA) that one rank may add while the task runs.
+        hardware_id: only on nodes of this :attr:`Site.hardware_id`; on whatever the executor chooses by default.
     """
 
     function: str
@@ -57,6 +58,7 @@ class GangTask:
     nodes: int = 1
     timers: Timers = field(default_factory=Timers)
     host_limit_bytes: int | None = None
+    hardware_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +95,10 @@ class Site:
         return self.memory_bytes if device == "cuda" else int(self.memory_bytes * 0.95) // ranks_per_node
 
 
+class NoSite(Exception):
+    """No node that is known has this device: what its ranks would run on cannot be said."""
+
+
 Progress = Callable[[int, dict[str, Any]], None]
 """Called with a rank and what it reported."""
 
@@ -100,8 +106,8 @@ Progress = Callable[[int, dict[str, Any]], None]
 class Executor(Protocol):
     """Runs gangs. Never raises for what a rank does, never outlives its timers, leaves no process behind.
 
-    A gang stays warm for the next task of its size, device and number of nodes; after anything but ``done`` and
-    ``invalid`` it is thrown away.
+    A gang stays warm for the next task of its size, device, number of nodes and hardware; after anything but
+    ``done`` and ``invalid`` it is thrown away.
     """
 
     def run(
@@ -115,8 +121,17 @@ class Executor(Protocol):
     def max_ranks(self, device: str) -> int:
         """Largest gang that can be placed on this device; 0 when it is not there."""
 
+    def refusal(self, task: GangTask) -> str | None:
+        """Why the task can never be placed here, or None."""
+
     def site(self, device: str, nodes: int = 1) -> Site:
-        """What a gang of this device runs on, within one node or over several."""
+        """What a gang of this device runs on, within one node or over several.
+
+        Where it may change, a task carries its ``hardware_id``: what it measures is then never of another kind.
+
+        Raises:
+            NoSite: no node that is known has the device.
+        """
 
     def close(self) -> None:
         """End every gang."""

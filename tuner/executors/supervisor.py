@@ -37,6 +37,8 @@ class Gang(Protocol):
     def device(self) -> str: ...
     @property
     def nodes(self) -> int: ...
+    @property
+    def hardware_id(self) -> str: ...
 
     def send(self, task: GangTask) -> None:
         """Give every rank the task. A rank that is gone is noticed by :meth:`receive`."""
@@ -107,7 +109,7 @@ class GangExecutor(ABC):
         """Processes for the task, not yet joined.
 
         Raises:
-            Unplaced: there is no room for them now, or the wait for it was cancelled.
+            Unplaced: there is no room for them now on the hardware asked for, or the wait for it was cancelled.
         """
 
     def retire(self, gang: Gang, grace_s: float) -> None:
@@ -127,7 +129,7 @@ class GangExecutor(ABC):
     ) -> GangOutcome:
         """Run the task on a warm gang of its size, or on a new one."""
         if (refusal := self.refusal(task)) is not None:
-            return GangOutcome("invalid", reason=refusal)
+            return GangOutcome("unplaced", reason=refusal)
         asked = cancelled or (lambda: False)
         with self._lock:
             try:
@@ -159,6 +161,7 @@ class GangExecutor(ABC):
     def _warm(self, task: GangTask, cancelled: Cancelled) -> Gang:
         if (gang := self._gang) is not None:
             same = (gang.ranks, gang.device, gang.nodes) == (task.ranks, task.device, task.nodes)
+            same = same and task.hardware_id in (None, gang.hardware_id)
             if not (same and gang.alive()):
                 self._discard(task.timers.cancel_s)
         if self._gang is None:
