@@ -7,10 +7,20 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 
+MAX_CARDS = 256
+MAX_NICS = 1024
+MAX_NUMA_NODES = 4096
+MAX_HOSTS = 65_536
+MAX_SWITCHES = 65_536
+MAX_LEVELS = 32
+MAX_NAME = 256
+"""Limits of what a topology may hold, wherever it is read from."""
+
 SELF = "X"
 _PCI_KINDS = ("PIX", "PXB", "PHB", "NODE", "SYS")
-_NVLINK = re.compile(r"NV(\d+)")
-LINK_KIND = re.compile(r"NV\d{1,3}|PIX|PXB|PHB|NODE|SYS|SOC")
+_NVLINK = re.compile(r"NV(\d+)", re.ASCII)
+MAX_NVLINKS = 999
+LINK_KIND = re.compile(r"NV\d{1,3}|PIX|PXB|PHB|NODE|SYS|SOC", re.ASCII)
 """``NV#``: # bonded NVLinks; then PCIe, ever further apart: one switch, several, the host bridge, the NUMA node's
 bridges, the link between sockets (``SOC`` is its old name)."""
 

@@ -8,12 +8,24 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from cost_model.cluster_spec import ClusterSpec
 from cost_model.errors import RuleError
-from cost_model.topology import LINK_KIND, SELF, Fabric, Nic, NodeTopology, Switch, Topology
+from cost_model.topology import (
+    LINK_KIND,
+    MAX_CARDS,
+    MAX_HOSTS,
+    MAX_LEVELS,
+    MAX_NAME,
+    MAX_NICS,
+    MAX_NUMA_NODES,
+    MAX_SWITCHES,
+    SELF,
+    Fabric,
+    Nic,
+    NodeTopology,
+    Switch,
+    Topology,
+)
 
-_MAX_CARDS = 256
-_MAX_SWITCHES = 65_536
-_MAX_LEVELS = 32
-_Name = Annotated[str, Field(min_length=1, max_length=256)]
+_Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
 
 
 class _Entry(BaseModel):
@@ -23,18 +35,20 @@ class _Entry(BaseModel):
 class _Nic(_Entry):
     name: _Name
     bytes_per_s: Annotated[float, Field(gt=0, allow_inf_nan=False, lt=1e30)] | None = None
-    nearest: Annotated[list[Annotated[int, Field(ge=0, lt=_MAX_CARDS)]], Field(max_length=_MAX_CARDS)] = []
+    nearest: Annotated[list[Annotated[int, Field(ge=0, lt=MAX_CARDS)]], Field(max_length=MAX_CARDS)] = []
 
 
 class _Node(_Entry):
-    links: Annotated[list[str], Field(min_length=1, max_length=_MAX_CARDS)]
-    numa: Annotated[list[Annotated[int, Field(ge=0, lt=4096)] | None], Field(max_length=_MAX_CARDS)] = []
-    nics: Annotated[list[_Nic], Field(max_length=1024)] = []
+    links: Annotated[list[str], Field(min_length=1, max_length=MAX_CARDS)]
+    numa: Annotated[
+        list[Annotated[int, Field(ge=0, lt=MAX_NUMA_NODES)] | None], Field(max_length=MAX_CARDS)
+    ] = []
+    nics: Annotated[list[_Nic], Field(max_length=MAX_NICS)] = []
 
 
 class _Switch(_Entry):
     name: _Name
-    nodes: Annotated[list[_Name], Field(max_length=65_536)] = []
+    nodes: Annotated[list[_Name], Field(max_length=MAX_HOSTS)] = []
     parent: _Name | None = None
 
 
@@ -42,7 +56,7 @@ class TopologyEntry(_Entry):
     """What a file says; :meth:`topology` checks that it hangs together."""
 
     node: _Node | None = None
-    switches: Annotated[list[_Switch], Field(max_length=_MAX_SWITCHES)] = []
+    switches: Annotated[list[_Switch], Field(max_length=MAX_SWITCHES)] = []
 
     def topology(self) -> Topology:
         """The topology that is written there.
@@ -128,8 +142,8 @@ def _fabric(entries: list[_Switch]) -> Fabric:
         above, height = parent, 0
         while above is not None:
             height += 1
-            if above not in parents or height > _MAX_LEVELS:
-                raise _wrong(f"topology.switches form a tree of at most {_MAX_LEVELS} levels", name)
+            if above not in parents or height > MAX_LEVELS:
+                raise _wrong(f"topology.switches form a tree of at most {MAX_LEVELS} levels", name)
             above = parents[above]
     return Fabric(switches)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,10 +14,10 @@ from hypothesis import strategies as st
 from cost_model.cluster_file import cluster_to_mapping, read_cluster
 from cost_model.errors import RuleError
 from cost_model.presets import preset
-from cost_model.topology import Nic, NodeTopology, Topology
+from cost_model.topology import MAX_HOSTS, Nic, NodeTopology, Topology
 from cost_model.topology_import import merge_node, parse_nvidia_smi_topology, read_topology, with_topology
 from cost_model.topology_nccl import parse_nccl_topology
-from cost_model.topology_slurm import MAX_HOSTS, expand_hosts, parse_slurm_topology
+from cost_model.topology_slurm import expand_hosts, parse_slurm_topology
 from tests.cost_model.topologies import (
     BRIDGED_PAIRS,
     NCCL_BRIDGED,
@@ -211,6 +212,52 @@ def test_a_broken_or_hostile_topology_conf_is_refused_with_its_line(text: str, r
     with pytest.raises(RuleError, match=rule) as refused:
         parse_slurm_topology(text)
     assert line in str(refused.value.value)
+
+
+_LONG = "x" * 100_000
+
+
+@pytest.mark.parametrize(
+    ("text", "rule", "line"),
+    [
+        (f"SwitchName=s Nodes={_LONG}[1-65000]", "256 characters", "line 1"),
+        (f"SwitchName=s Nodes={'[1]' * 200_000}", "256 characters", "line 1"),
+        (f"SwitchName=s Nodes={'[1-65536]' * 20_000}", "65536 hosts", "line 1"),
+        (f"SwitchName=s Nodes=n[{'1,' * 500_000}2]", "65536 hosts", "line 1"),
+        (f"SwitchName={_LONG} Nodes=n", "256 characters", "line 1"),
+        ("SwitchName=s Nodes=a\0b", "visible", "line 1"),
+        ("SwitchName=\ud800 Nodes=a", "visible", "line 1"),
+        ("\n".join(f"SwitchName=s{i} Nodes=n[1-65536]" for i in range(1000)), "one leaf", "line 2"),
+        ("\n".join(f"SwitchName=s{i} Nodes=n{i}x[1-65536]" for i in range(1000)), "65536 nodes", "line 2"),
+        ("\n".join(f"SwitchName=s{i} Switches=n{i}x[1-65536]" for i in range(1000)), "switches", "line 2"),
+        ("a" * 1_000_000, "KEY=VALUE", "line 1"),
+        ("SwitchName=" + " " * 1_000_000 + "=", "SwitchName with|nodes or switches|KEY=VALUE", "line 1"),
+        (("a" * 30 + " ") * 30_000, "KEY=VALUE", "line 1"),
+        (
+            "BlockName=a Nodes=n1\nBlockName=b Nodes=n2\nBlockName=a+1@2 Nodes=n3\nBlockSizes=1,2",
+            "names",
+            "line 4",
+        ),
+        (f"BlockName={'b' * 255} Nodes=n\nBlockSizes=1,2", "256 characters", "line 2"),
+    ],
+    ids=range(15),
+)
+def test_a_topology_conf_is_counted_before_it_is_expanded(text: str, rule: str, line: str) -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(RuleError, match=rule) as refused:
+            parse_slurm_topology(text)
+        assert tracemalloc.get_traced_memory()[1] < 100 * 2**20
+    finally:
+        tracemalloc.stop()
+    assert line in str(refused.value.value)
+
+
+def test_blanks_may_stand_around_the_sign_of_a_pair() -> None:
+    spread = parse_slurm_topology("SwitchName = a\tNodes= n[1-2] Comment =a=b\\\n LinkSpeed=1")
+    assert spread == parse_slurm_topology("SwitchName=a Nodes=n[1-2]")
+    with pytest.raises(RuleError, match="KEY=VALUE"):
+        parse_slurm_topology("SwitchName=a Nodes=")
 
 
 def test_host_lists_expand_as_slurm_expands_them() -> None:
