@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import threading
+import traceback
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from time import monotonic, sleep
 from typing import Any
 
+from cost_model.errors import RuleError
 from db.lifecycle import TrialState
 from db.repositories import Claim, ClaimLost, SampleRepository, SweepRepository, TrialRepository
 from db.repositories.samples import NewSample
 from db.session import Database, DatabaseUnreachable
 from tuner.environment import environment_of
-from tuner.executors.base import Executor, GangOutcome, GangTask, OutcomeKind, Site
+from tuner.executors.base import Executor, GangOutcome, GangTask, NoSite, OutcomeKind, Site
 from tuner.fingerprint import commit
 from tuner.front import Point, front, slack
 from tuner.measure import MeasureRequest
@@ -86,47 +89,97 @@ def run_trial(
 ) -> TrialState | None:
     """Measure a claimed trial and store its answer with its samples, in one transaction.
 
+    Whatever is raised on the way, but for a database that is away, is this trial's matter alone: it counts as lost.
+
     Args:
         stop: the worker is asked to leave: the trial goes back to the queue unharmed.
 
     Returns:
         The state it ended in; ``queued`` when it was given back (the worker was told to stop, or the cluster had
-        no room), ``lost`` when a rank's process died or its gang did not come up; None when the claim was lost
-        meanwhile.
+        no room), ``lost`` when a rank's process died, its gang did not come up or the executor raised; None when the
+        claim was lost meanwhile.
+
+    Raises:
+        DatabaseUnreachable: for a whole lease; the trial comes back to the queue when that has run out.
     """
     leases = leases or Leases()
-    site = executor.site(spec.target.device, spec.target.nodes)
-    limit = memory_limit_bytes(spec, site)
     try:
-        if spec.target.hardware_id not in (None, site.hardware_id):
-            elsewhere = f"its sweep is bound to {spec.target.hardware_id}, here is {site.hardware_id}"
-            answer = Answer(TrialState.FAILED, "invalid", elsewhere)
-        elif (reason := over_limit(claim.trial.bound_bytes, limit)) is not None:
-            answer = Answer(TrialState.INFEASIBLE, "bound", reason)
-        else:
-            outcome, by_user = _launch(
-                database,
-                claim,
-                spec,
-                executor,
-                site,
-                leases=leases,
-                limit_bytes=limit,
-                stop=stop,
-                on_progress=on_progress,
-            )
-            if outcome.kind == "unplaced" or (outcome.kind == "cancelled" and not by_user):
-                told = "the worker was told to stop" if outcome.kind == "cancelled" else outcome.reason
-                _persist(leases, lambda: _give_back(database, claim, told))
-                return TrialState.QUEUED
-            if outcome.kind in _TRY_AGAIN:
-                _persist(leases, lambda: _retry(database, claim, outcome))
-                return TrialState.LOST
-            answer = _answer(outcome, spec, limit)
-        _persist(leases, lambda: _store(database, claim, spec, site, answer))
+        return _run(database, claim, spec, executor, leases=leases, stop=stop, on_progress=on_progress)
     except ClaimLost:
         return None
+    except DatabaseUnreachable:
+        raise
+    except Exception as error:
+        raised = GangOutcome("raised", reason=_said(error), log_tail=traceback.format_exc())
+        _persist(leases, lambda: _retry(database, claim, raised))
+        return TrialState.LOST
+
+
+def _run(
+    database: Database,
+    claim: Claim,
+    spec: SweepSpec,
+    executor: Executor,
+    *,
+    leases: Leases,
+    stop: Callable[[], bool],
+    on_progress: Callable[[dict[str, Any]], None] | None,
+) -> TrialState:
+    outcome = GangOutcome("done")
+    try:
+        site = executor.site(spec.target.device, spec.target.nodes)
+    except NoSite as error:
+        nowhere = str(error)
+        _persist(leases, lambda: _give_back(database, claim, nowhere))
+        return TrialState.QUEUED
+    limit = memory_limit_bytes(spec, site)
+    if spec.target.hardware_id not in (None, site.hardware_id):
+        elsewhere = f"its sweep is bound to {spec.target.hardware_id}, here is {site.hardware_id}"
+        answer = Answer(TrialState.FAILED, "invalid", elsewhere)
+    elif (reason := over_limit(claim.trial.bound_bytes, limit)) is not None:
+        answer = Answer(TrialState.INFEASIBLE, "bound", reason)
+    else:
+        outcome, by_user = _launch(
+            database,
+            claim,
+            spec,
+            executor,
+            site,
+            leases=leases,
+            limit_bytes=limit,
+            stop=stop,
+            on_progress=on_progress,
+        )
+        if outcome.kind == "unplaced" or (outcome.kind == "cancelled" and not by_user):
+            told = "the worker was told to stop" if outcome.kind == "cancelled" else outcome.reason
+            _persist(leases, lambda: _give_back(database, claim, told))
+            return TrialState.QUEUED
+        if outcome.kind in _TRY_AGAIN:
+            _persist(leases, lambda: _retry(database, claim, outcome))
+            return TrialState.LOST
+        try:
+            answer = _answer(outcome, spec, limit)
+        except Exception as error:  # an operator of one's own may answer anything
+            answer = _unusable(error, outcome)
+    try:
+        _persist(leases, lambda: _store(database, claim, spec, site, answer))
+    except (ClaimLost, DatabaseUnreachable):
+        raise
+    except Exception as error:  # figures that no database takes
+        if not answer.samples:
+            raise
+        answer = _unusable(error, outcome)
+        _persist(leases, lambda: _store(database, claim, spec, site, answer))
     return answer.state
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _unusable(error: Exception, outcome: GangOutcome) -> Answer:
+    reason = f"its ranks' answers cannot be used: {_said(error)}"
+    return Answer(TrialState.FAILED, "raised", reason, log_tail=outcome.log_tail or None)
 
 
 def _launch(
@@ -168,6 +221,7 @@ def _launch(
         nodes=spec.target.nodes,
         timers=spec.timers.timers(),
         host_limit_bytes=limit_bytes + _HOST_SLACK_BYTES if spec.target.device == "cpu" else None,
+        hardware_id=site.hardware_id,  # the samples are stored under it
     )
 
     def hear(rank: int, progress: dict[str, Any]) -> None:
@@ -236,9 +290,10 @@ def _answer(outcome: GangOutcome, spec: SweepSpec, limit_bytes: int) -> Answer:
         for rank, one in enumerate(measured)
         for name, repeat, seconds, allocated, reserved in one["samples"]
     )
+    _check_figures(samples, measured)
     error = max((one["error"] for one in measured if one["error"] is not None), default=None)
     tolerance = min(one["tolerance"] for one in measured)
-    wrong = error is None or error > tolerance or any(one["error"] is None for one in measured)
+    wrong = error is None or not error <= tolerance or any(one["error"] is None for one in measured)
     peak = max(s.allocated_bytes or 0 for s in samples)
     repeats = 1 + max(s.repeat for s in samples)  # fewer than asked for when it was pruned
     totals = _totals(samples, repeats)
@@ -289,6 +344,26 @@ def _answer(outcome: GangOutcome, spec: SweepSpec, limit_bytes: int) -> Answer:
         samples=samples,
         log_tail=outcome.log_tail or None,
     )
+
+
+def _check_figures(samples: tuple[NewSample, ...], measured: list[dict[str, Any]]) -> None:
+    """Raises RuleError for what cannot have been measured: no pass, no time, no number."""
+    if not samples:
+        raise RuleError(
+            rule="a measurement times at least one pass",
+            value=[],
+            remedy="Give the adapter's Runnable passes.",
+        )
+    for name, value in [
+        *((f"seconds of {s.pass_}", s.seconds) for s in samples),
+        *(("tolerance", one["tolerance"]) for one in measured),
+    ]:
+        if not (math.isfinite(value) and (value > 0 or (value == 0 and name == "tolerance"))):
+            raise RuleError(
+                rule=f"{name} must be a positive number",
+                value=value,
+                remedy="Correct the operator's adapter.",
+            )
 
 
 def _passes(samples: tuple[NewSample, ...]) -> list[str]:

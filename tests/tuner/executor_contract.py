@@ -131,6 +131,18 @@ class ExecutorContract:
         assert outcome.kind == "host_oom", outcome
         assert executor.run(task("allocate", {"bytes": 2**26}, host_limit_bytes=2**30)).kind == "done"
 
+    def test_a_task_bound_to_hardware_never_runs_on_another(self, executor: WatchedExecutor) -> None:
+        here = executor.site("cpu").hardware_id
+        first = executor.run(task("add", {"value": 1}, hardware_id=here))
+        second = executor.run(task("add", {"value": 1}, hardware_id=here))
+        assert first.ok
+        assert [r["pid"] for r in first.results] == [r["pid"] for r in second.results]
+        timers = Timers(place_s=0.2)
+        outcome = executor.run(task("add", {"value": 1}, hardware_id="elsewhere", timers=timers))
+        assert outcome.kind == "unplaced"
+        assert "elsewhere" in outcome.reason
+        self.check_usable(executor)
+
     def test_more_ranks_than_there_is_room_for_are_refused(self, executor: WatchedExecutor) -> None:
         outcome = executor.run(GangTask("tests.tuner.rank_tasks:add", {"value": 1}, ranks=2, device="cuda"))
         assert outcome.kind == "unplaced"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import psutil
@@ -12,7 +13,7 @@ import pytest
 from cost_model.errors import RuleError
 from tests.ray_cluster import CPUS_PER_NODE, agents, cluster, placement_groups
 from tests.tuner.executor_contract import ExecutorContract, task
-from tuner.executors.base import Timers
+from tuner.executors.base import NoSite, Timers
 from tuner.executors.ray import RayExecutor
 from tuner.executors.ray_cluster import Node, authenticate, connect
 from tuner.executors.supervisor import GangExecutor
@@ -117,6 +118,36 @@ class TestRayExecutor(ExecutorContract):
         assert executor.refusal(wide) is None
         assert executor.run(wide).kind == "unplaced"
         del executor._seen["gone"]
+
+    def test_a_gang_stands_on_the_hardware_that_its_task_names(
+        self, new: Callable[[], RayExecutor], executor: RayExecutor
+    ) -> None:
+        GangExecutor.close(executor)  # its place would be missing below
+        mixed = new()
+        here = mixed.site("cpu")
+        large, small = mixed._living()
+        mixed._sites[small.id, "cpu", False] = replace(here, hardware_id="other")
+
+        def stands() -> set[str]:
+            return {node for group in placement_groups() for node in group["bundles_to_node_id"].values()}
+
+        for node, kind in ((small, "other"), (large, here.hardware_id), (small, "other")):
+            assert mixed.run(task("where", hardware_id=kind)).ok
+            assert stands() == {node.id}
+        assert mixed.run(task("where")).ok  # whatever it is, the warm gang is one of the cluster's
+        assert stands() == {small.id}
+        # the free node is of another kind: the task waits for its own
+        other = new()
+        other._sites |= mixed._sites
+        outcome = other.run(task("where", hardware_id="other", timers=Timers(place_s=1.0)))
+        assert outcome.kind == "unplaced"
+        assert "on its 1 nodes of other" in outcome.reason
+        other.close()
+        mixed.close()
+
+    def test_what_a_device_that_nobody_has_runs_on_is_not_made_up(self, executor: RayExecutor) -> None:
+        with pytest.raises(NoSite, match="cuda"):
+            executor.site("cuda")
 
     def test_a_killed_actor_ends_its_rank_and_is_a_reason(self, executor: RayExecutor) -> None:
         self.check_usable(executor)

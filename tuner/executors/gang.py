@@ -148,8 +148,8 @@ class LocalGang(NodeRanks):
 
     nodes = 1
 
-    def __init__(self, ranks: int, device: str) -> None:
-        self.ranks, self.device = ranks, device
+    def __init__(self, ranks: int, device: str, hardware_id: str) -> None:
+        self.ranks, self.device, self.hardware_id = ranks, device, hardware_id
         threads = max(1, (os.cpu_count() or 1) // ranks)
         super().__init__(
             [

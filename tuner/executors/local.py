@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from tuner.executors.base import GangTask, Site
+from tuner.executors.base import GangOutcome, GangTask, Site
 from tuner.executors.gang import LocalGang
-from tuner.executors.supervisor import Cancelled, GangExecutor
+from tuner.executors.supervisor import Cancelled, GangExecutor, Unplaced
 from tuner.fingerprint import local_hardware, local_hardware_id, local_software
 
 
@@ -45,7 +45,11 @@ class LocalExecutor(GangExecutor):
 
     def make(self, task: GangTask, cancelled: Cancelled) -> LocalGang:
         del cancelled
-        return LocalGang(task.ranks, task.device)
+        here = self.site(task.device).hardware_id
+        if task.hardware_id not in (None, here):
+            reason = f"the task is bound to {task.hardware_id}, here is {here}"
+            raise Unplaced(GangOutcome("unplaced", reason=reason))
+        return LocalGang(task.ranks, task.device, here)
 
 
 def local_site(device: str, network: str | None = None) -> Site:

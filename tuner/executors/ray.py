@@ -7,9 +7,9 @@ from collections import defaultdict
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from tuner.executors.base import GangOutcome, GangTask, Progress, Site
+from tuner.executors.base import GangOutcome, GangTask, NoSite, Progress, Site
 from tuner.executors.ray_cluster import Node, connect, living_nodes
-from tuner.executors.supervisor import Cancelled, Gang, GangExecutor
+from tuner.executors.supervisor import Cancelled, Gang, GangExecutor, Unplaced
 
 if TYPE_CHECKING:
     from tuner.executors.ray_gang import RayGang
@@ -21,8 +21,8 @@ _DESCRIBE_S = 120.0
 class RayExecutor(GangExecutor):
     """Runs one task at a time on a Ray cluster; see :class:`tuner.executors.base.Executor`.
 
-    Nodes of a cluster may differ. A gang stands on nodes of one kind: the kind that has the most room for
-    its device, which :meth:`site` describes.
+    Nodes of a cluster may differ. A gang stands on nodes of one kind: the one that its task names, else the kind
+    that has the most room for its device, which :meth:`site` describes.
 
     Args:
         address: ``host:port``, ``auto`` or ``ray://host:port``; None starts a cluster of this machine alone.
@@ -50,13 +50,11 @@ class RayExecutor(GangExecutor):
         return sum(node.room(device, self._cpus_per_rank) for node in self._kind(device))
 
     def site(self, device: str, nodes: int = 1) -> Site:
-        kind = self._kind(device, nodes)
-        sites = self._sites_of(kind[:1], device, nodes)
-        if not sites:
-            from tuner.executors.local import local_site
-
-            return local_site("cpu")
-        return sites[kind[0]]
+        """Of the living nodes; where none has the device, of those that had it: a gang waits for such a one."""
+        kind = self._kind(device, nodes) or self._kind(device, nodes, among=list(self._seen.values()))
+        if not kind:
+            raise NoSite(f"no node of the cluster has room for a {device} rank")
+        return self._sites_of(kind[:1], device, nodes)[kind[0]]
 
     def run(
         self,
@@ -101,7 +99,9 @@ class RayExecutor(GangExecutor):
         if task.ranks % task.nodes:
             return f"{task.ranks} ranks do not divide over {task.nodes} nodes"
         self._living()
-        kind = self._kind(task.device, task.nodes, among=list(self._seen.values()))
+        kind = self._kind(task.device, task.nodes, task.hardware_id, among=list(self._seen.values()))
+        if task.hardware_id is not None and not kind:
+            return None  # such a node was there, or may come
         rooms = [node.room(task.device, self._cpus_per_rank) for node in kind]
         if task.ranks > sum(rooms):
             return f"the cluster has room for {sum(rooms)} {task.device} ranks, not for {task.ranks}"
@@ -117,22 +117,28 @@ class RayExecutor(GangExecutor):
     def make(self, task: GangTask, cancelled: Cancelled) -> Gang:
         from tuner.executors.ray_gang import Demand, RayGang
 
-        kind = self._kind(task.device, task.nodes)
-        several = len(kind) < len(self._living())
+        try:
+            hardware_id = task.hardware_id or self.site(task.device, task.nodes).hardware_id
+        except NoSite as error:
+            raise Unplaced(GangOutcome("unplaced", reason=str(error))) from None
         demand = Demand(
             ranks=task.ranks,
             nodes=task.nodes,
             device=task.device,
             cpus_per_rank=self._cpus_per_rank,
-            node_ids=tuple(node.id for node in kind) if several else (),
+            hardware_id=hardware_id,
         )
+
+        def among() -> tuple[str, ...]:
+            return tuple(node.id for node in self._kind(task.device, task.nodes, hardware_id))
+
         kept, self._kept = self._kept, None
         if kept is not None and kept.demand == demand:
             kept.begin()
             return kept
         if kept is not None:
             kept.give_back()
-        return RayGang(demand, task, cancelled)
+        return RayGang(demand, task, among, cancelled)
 
     def retire(self, gang: Gang, grace_s: float) -> None:
         """End the ranks; their place on the nodes stays for the next gang, as a warm gang would."""
@@ -163,16 +169,24 @@ class RayExecutor(GangExecutor):
             self._seen |= {node.id: node for node in nodes}
         return nodes
 
-    def _kind(self, device: str, nodes: int = 1, *, among: list[Node] | None = None) -> list[Node]:
-        """Nodes of the kind that has the most room for this device; over several, also of one network."""
+    def _kind(
+        self,
+        device: str,
+        nodes: int = 1,
+        hardware_id: str | None = None,
+        *,
+        among: list[Node] | None = None,
+    ) -> list[Node]:
+        """Nodes of this hardware, or of the kind that has the most room for the device; over several, also of
+        one network."""
         candidates = self._living() if among is None else among
         rooms = {node: node.room(device, self._cpus_per_rank) for node in candidates}
         able = [node for node, room in rooms.items() if room > 0]
-        if len(able) < 2:
-            return able
         kinds: dict[str, list[Node]] = defaultdict(list)
         for node, site in self._sites_of(able, device, nodes).items():
             kinds[site.hardware_id].append(node)
+        if hardware_id is not None:
+            return kinds.get(hardware_id, [])
         return max(kinds.values(), key=lambda nodes: (sum(rooms[n] for n in nodes), nodes[0].id), default=[])
 
     def _sites_of(self, nodes: list[Node], device: str, spread: int) -> dict[Node, Site]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any
 
 import ray
 from ray.exceptions import OutOfMemoryError, RayError
-from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from tuner.executors.base import GangOutcome, GangTask
@@ -34,7 +34,7 @@ class Demand:
     nodes: int
     device: str
     cpus_per_rank: float
-    node_ids: tuple[str, ...] = ()
+    hardware_id: str
 
     @property
     def per_node(self) -> int:
@@ -64,17 +64,27 @@ class Demand:
 class RayGang:
     """``ranks`` processes in one group, on one node or evenly over several; see ``supervisor.Gang``.
 
+    Args:
+        among: ids of the living nodes of the demand's hardware; they may change while the gang waits for room.
+
     Raises:
         Unplaced: the cluster has had no room within the task's ``place_s``, or the wait was cancelled.
     """
 
-    def __init__(self, demand: Demand, task: GangTask, cancelled: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        demand: Demand,
+        task: GangTask,
+        among: Callable[[], tuple[str, ...]],
+        cancelled: Callable[[], bool],
+    ) -> None:
         self.demand = demand
         self.ranks, self.device, self.nodes = demand.ranks, demand.device, demand.nodes
+        self.hardware_id = demand.hardware_id
         self._per_node = demand.per_node
         self._start_s = task.timers.start_s
         self._agents: list[Any] = []
-        self._group = _place(demand, task.timers.place_s, cancelled)
+        self._group = _place(demand, among, task.timers.place_s, cancelled)
         actor = ray.remote(NodeAgent)
         for node in range(self.nodes):
             options = actor.options(
@@ -185,30 +195,56 @@ def _answers(refs: list[Any], timeout_s: float) -> list[Any]:
     return answers
 
 
-def _place(demand: Demand, place_s: float, cancelled: Callable[[], bool]) -> Any:
-    """Reserve the nodes' shares: within one node, or on so many different ones."""
-    options: dict[str, Any] = {}
-    if demand.node_ids:
-        among = {"ray.io/node-id": f"in({','.join(demand.node_ids)})"}
-        options["bundle_label_selector"] = [among] * demand.nodes
-    group = placement_group(
-        [demand.bundle] * demand.nodes,
-        strategy="STRICT_PACK" if demand.nodes == 1 else "STRICT_SPREAD",
-        **options,
-    )
+def _place(
+    demand: Demand,
+    among: Callable[[], tuple[str, ...]],
+    place_s: float,
+    cancelled: Callable[[], bool],
+) -> Any:
+    """Reserve the nodes' shares: within one node, or on so many different ones, all of the demand's hardware."""
     until = monotonic() + place_s
+    group: Any = None
+    node_ids: tuple[str, ...] = ()
     try:
-        while not group.wait(min(_PLACE_POLL_S, max(0.01, until - monotonic()))):
+        while True:
+            if (now := among()) != node_ids:
+                if group is not None:
+                    remove_placement_group(group)
+                node_ids = now
+                group = _reserve(demand, node_ids) if node_ids else None
+            wait_s = min(_PLACE_POLL_S, max(0.01, until - monotonic()))
+            if group is None:
+                sleep(wait_s)
+            elif group.wait(wait_s):
+                return _checked(group, demand, node_ids)
             if cancelled():
                 raise Unplaced(GangOutcome("cancelled", reason="cancelled while it waited for room"))
             if monotonic() >= until:
                 reason = (
-                    f"the cluster had no room for {demand.ranks} {demand.device} ranks within {place_s:g} s"
+                    f"the cluster had no room for {demand.ranks} {demand.device} ranks within {place_s:g} s "
+                    f"on its {len(node_ids)} nodes of {demand.hardware_id}"
                 )
                 raise Unplaced(GangOutcome("unplaced", reason=reason))
     except BaseException:
-        remove_placement_group(group)
+        if group is not None:
+            remove_placement_group(group)
         raise
+
+
+def _reserve(demand: Demand, node_ids: tuple[str, ...]) -> Any:
+    return placement_group(
+        [demand.bundle] * demand.nodes,
+        strategy="STRICT_PACK" if demand.nodes == 1 else "STRICT_SPREAD",
+        bundle_label_selector=[{"ray.io/node-id": f"in({','.join(node_ids)})"}] * demand.nodes,
+    )
+
+
+def _checked(group: Any, demand: Demand, node_ids: tuple[str, ...]) -> Any:
+    """The group, when it stands where it was to: rows are stored under the hardware of these nodes."""
+    stands = set(placement_group_table(group)["bundles_to_node_id"].values())
+    if not stands <= set(node_ids):
+        reason = f"Ray placed the gang on {sorted(stands - set(node_ids))}, not of {demand.hardware_id}"
+        raise Unplaced(GangOutcome("unplaced", reason=reason))
     return group
 
 
