@@ -18,7 +18,7 @@ from db.lifecycle import TrialState
 from db.repositories import Claim, SweepRepository, TrialRepository
 from db.session import Database, DatabaseUnreachable
 from db.tables import Sweep
-from tuner.executors.base import Executor, GangTask
+from tuner.executors.base import Executor, GangTask, NoSite
 from tuner.process_start import process_start
 from tuner.registry import load_adapter
 from tuner.sweep_spec import SweepSpec
@@ -180,6 +180,8 @@ class Worker:
             try:
                 site = self._made().site(spec.target.device, spec.target.nodes)
                 more = extend_sweep(self._database, sweep_id, site)
+            except NoSite:  # its nodes have gone this moment
+                continue
             except DatabaseUnreachable:
                 raise
             except Exception as error:  # what its operator or its strategy raises is no other sweep's matter
@@ -197,15 +199,20 @@ class Worker:
     def _misfit(self, spec: SweepSpec) -> RuleError | None:
         """Why a sweep cannot be run here, as far as one sees without trying; None when it can."""
         target, executor = spec.target, self._made()
+        rule = f"a sweep's target must fit the machine that runs it ({target.device})"
+        value = f"{target.ranks} ranks on {target.nodes} node{'s' if target.nodes > 1 else ''}"
         task = GangTask("", {}, ranks=target.ranks, device=target.device, nodes=target.nodes)
         if (refusal := executor.refusal(task)) is not None:
             return RuleError(
-                rule=f"a sweep's target must fit the machine that runs it ({target.device})",
-                value=f"{target.ranks} ranks on {target.nodes} node{'s' if target.nodes > 1 else ''}",
+                rule=rule,
+                value=value,
                 remedy=f"Here it does not: {refusal}. Its trials stay queued for workers that have the room.",
             )
         if target.hardware_id is not None:
-            here = executor.site(target.device, target.nodes).hardware_id
+            try:
+                here = executor.site(target.device, target.nodes).hardware_id
+            except NoSite as nowhere:
+                return RuleError(rule=rule, value=value, remedy=f"Here it does not: {nowhere}")
             if here != target.hardware_id:
                 return RuleError(
                     rule="a sweep bound to one kind of hardware runs only there",

@@ -107,6 +107,18 @@ def test_odd_trials_keep_their_reason_and_the_next_one_runs(
     assert attempt.software_json["torch"]
 
 
+@pytest.mark.parametrize(("act", "said"), [("idle", "at least one pass"), ("vague", "tolerance")])
+def test_answers_that_cannot_be_used_fail_their_trial(
+    database: Database, executor: LocalExecutor, toy_spec: ToySpec, act: str, said: str
+) -> None:
+    sweep_id = create_sweep(database, toy_spec([1], [act, "ok"]))
+    outcome = run_sweep(database, sweep_id, executor)
+    assert outcome.counts == {"failed": 1, "succeeded": 1}
+    odd = trials_of(database, sweep_id)[f"1 {act}"]
+    assert (odd.reason_kind, odd.latency_s, odd.result_json) == ("raised", None, None)
+    assert said in (odd.reason or "")
+
+
 def test_three_failures_within_a_minute_pause_the_sweep(
     database: Database, executor: LocalExecutor, toy_spec: ToySpec
 ) -> None:

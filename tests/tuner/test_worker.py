@@ -18,6 +18,7 @@ from db.lifecycle import TrialState
 from db.repositories import EventRepository, SweepRepository, TrialRepository
 from db.session import Database
 from tests.tuner.conftest import ToySpec
+from tests.tuner.in_process import InProcessExecutor
 from tuner.executors.local import LocalExecutor
 from tuner.sweep import SweepProgress, create_sweep, run_sweep, spec_of
 from tuner.trial import Leases, run_trial
@@ -79,6 +80,60 @@ def test_a_gang_that_finds_no_room_is_no_answer(
     # room that was there when the trial was claimed may be gone
     assert run_trial(database, claim, spec_of(sweep), executor) is TrialState.QUEUED
     assert states(database, sweep_id) == ("queued", {"queued": 1})
+
+
+def test_a_sweep_that_cannot_be_read_here_is_left_to_others(
+    database: Database,
+    executor: LocalExecutor,
+    toy_spec: ToySpec,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "rare_operator.py").write_text("from tests.tuner.toy import ADAPTER\n")
+    with monkeypatch.context() as there:
+        there.syspath_prepend(tmp_path / "elsewhere")
+        foreign = create_sweep(database, toy_spec([1], ["ok"], operator="rare_operator:ADAPTER"))
+    sys.modules.pop("rare_operator")
+    newer = create_sweep(database, toy_spec([1], ["ok"]))
+    with database.session() as session:
+        sweep = SweepRepository(session).get(newer)
+        sweep.spec_json = {**sweep.spec_json, "a_key_of_the_next_release": 1}
+    mine = create_sweep(database, toy_spec([1], ["ok"]))
+    said: list[SweepProgress] = []
+    worker = Worker(database, lambda: executor, leases=QUICK, progress=said.append)
+    worker.run(lambda: not worker.may_work())
+    assert states(database, mine) == ("succeeded", {"succeeded": 1})
+    assert states(database, foreign) == states(database, newer) == ("queued", {"queued": 1})
+    skipped = {p.sweep_id: p.phase["reason"] for p in said if p.phase and p.phase["phase"] == "skipped"}
+    assert "rare_operator" in skipped[foreign]
+    assert "a_key_of_the_next_release" in skipped[newer]
+    assert len([record for record in caplog.records if "left to other workers" in record.message]) == 2
+    for one, about in ((foreign, "importable"), (newer, "readable here")):
+        with pytest.raises(RuleError, match=about):
+            run_sweep(database, one, executor)
+
+
+def test_an_executor_that_raises_costs_its_trial_alone(database: Database, toy_spec: ToySpec) -> None:
+    one_rank = {"ranks": 1}
+    bad = create_sweep(database, toy_spec([1], ["ok"], target=one_rank))
+    good = create_sweep(database, toy_spec([1], ["ok"], target=one_rank))
+    tried: list[int] = []
+
+    def break_down(done: int) -> None:
+        tried.append(done)
+        if len(tried) <= 4:
+            raise OSError("no more files")
+
+    worker = Worker(database, lambda: InProcessExecutor(break_down), leases=QUICK)
+    worker.run(lambda: not worker.may_work())
+    assert states(database, good) == ("succeeded", {"succeeded": 1})
+    assert states(database, bad) == ("failed", {"failed": 1})
+    with database.reading() as session:
+        (trial,) = TrialRepository(session).of_sweep(bad)
+    assert (trial.reason_kind, trial.losses) == ("raised", 4)
+    assert "no more files" in (trial.reason or "")
 
 
 def test_a_worker_told_to_stop_gives_its_trial_back(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import time
@@ -30,7 +31,7 @@ class ToyAdapter:
         return check_keys(self.name, given, {"log": str}, {"pause_ms": 1})
 
     def space(self, shape: Shape, ranks: int, provider: str) -> Space:
-        acts = ("ok", "raise", "kill", "hang", "oom", "wrong")
+        acts = ("ok", "raise", "kill", "hang", "oom", "wrong", "idle", "vague")
         return Space((Knob("n", (1, 2), "ordered"), Knob("act", acts)))
 
     def canonical(self, shape: Shape, config: Config, ranks: int) -> Config:
@@ -52,12 +53,12 @@ class ToyAdapter:
                 _do(str(act))
             ranks.all_reduce(rows[:1])
 
-        return Runnable({"forward": run}, held=(rows,))
+        return Runnable({} if act == "idle" else {"forward": run}, held=(rows,))
 
     def reference_check(
         self, shape: Shape, config: Config, ranks: Ranks, device: str, provider: str
     ) -> tuple[float, float]:
-        return (1.0 if config["act"] == "wrong" else 0.0), 0.5
+        return (1.0 if config["act"] == "wrong" else 0.0), math.nan if config["act"] == "vague" else 0.5
 
 
 def _do(act: str) -> None:
