@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 _BYTE_STEPS = (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
 _SECOND_STEPS = (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6))
 
@@ -31,3 +33,22 @@ def seconds_text(value: float | None) -> str:
 def count_text(value: float | None) -> str:
     """A count with thousands separators; a dash for None."""
     return "–" if value is None else f"{value:,.0f}"
+
+
+_BYTES = re.compile(r"(?<![\w.])(\d{4,}) bytes")
+
+
+def reason_text(reason: str | None, most: int | None = None) -> str:
+    """A reason as people read it: counts of bytes in binary units where that keeps them apart, on one line.
+
+    Args:
+        most: characters to show; a longer reason ends at a word, with an ellipsis.
+    """
+    text = " ".join((reason or "").split())
+    written = {number: bytes_text(int(number)) for number in _BYTES.findall(text)}
+    if len(set(written.values())) == len(written):
+        text = _BYTES.sub(lambda match: written[match[1]], text)
+    if most is None or len(text) <= most:
+        return text
+    head, _, _ = text[: most - 1].rpartition(" ")
+    return f"{head} …" if head else f"{text[: most - 1]}…"

@@ -7,10 +7,11 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
-from rich.console import Console, Group
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.table import Table
 from rich.text import Text
 
@@ -27,7 +28,21 @@ DatabaseOption = Annotated[
     ),
 ]
 
-out = Console(highlight=False)
+_NARROWEST = 16
+"""A column of so many characters or fewer is never wrapped."""
+_LONGEST_WORD = 40
+_GAP = 2
+_PIPE_WIDTH = 4096
+
+
+class _Output(Console):
+    """Standard output. What is wider than the terminal runs on in its next line; nothing is cut off."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        super().print(*objects, **{"crop": False, **options})
+
+
+out = _Output(highlight=False)
 err = Console(stderr=True, highlight=False)
 
 
@@ -53,20 +68,54 @@ def emit_error(rule: str, value: object, remedy: str, *, as_json: bool) -> None:
         err.print(text, markup=False, soft_wrap=True)
 
 
+class _Fitted:
+    """A table as wide as the terminal allows: cells wrap between words, and words stay whole even where that is too
+    wide."""
+
+    def __init__(self, columns: Sequence[str], rows: list[Sequence[str]], right: set[int]) -> None:
+        self._columns, self._rows, self._right = columns, rows, right
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        widths = self._widths(options.max_width if console.is_terminal or _columns_set() else _PIPE_WIDTH)
+        built = Table(header_style="bold", box=None, pad_edge=False, show_header=any(self._columns))
+        for index, (column, width) in enumerate(zip(self._columns, widths, strict=True)):
+            justify: Literal["left", "right"] = "right" if index in self._right else "left"
+            built.add_column(column, justify=justify, overflow="fold", width=width)
+        for row in self._rows:
+            built.add_row(*(Text(cell) for cell in row))
+        yield from console.render(built, options.update(width=sum(widths) + _GAP * (len(widths) - 1)))
+
+    def _widths(self, most: int) -> list[int]:
+        lines = [
+            [line for cell in cells for line in (cell.splitlines() or [""])]
+            for cells in zip(self._columns, *self._rows, strict=True)
+        ]
+        widths = [max(map(cell_len, column)) for column in lines]
+        words = [
+            max((cell_len(word) for line in column for word in line.split()), default=0) for column in lines
+        ]
+        least = [
+            width if width <= _NARROWEST else max(_NARROWEST, min(word, _LONGEST_WORD))
+            for width, word in zip(widths, words, strict=True)
+        ]
+        over = sum(widths) + _GAP * (len(widths) - 1) - most
+        while over > 0 and (given := max(w - m for w, m in zip(widths, least, strict=True))) > 0:
+            widest = max((w, i) for i, w in enumerate(widths) if w > least[i])[1]
+            step = min(over, widths[widest] - least[widest], max(1, given // 4))
+            widths[widest] -= step
+            over -= step
+        return widths
+
+
+def _columns_set() -> bool:
+    return os.environ.get("COLUMNS", "").isdigit()
+
+
 def table(
     title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, numeric: Iterable[int] = ()
 ) -> Group:
     """A title over a plain table; columns listed in ``numeric`` are aligned right."""
-    right = set(numeric)
-    built = Table(header_style="bold", box=None, pad_edge=False, show_header=any(columns))
-    for index, column in enumerate(columns):
-        # an id is to be copied: it keeps its line while any other column can give way
-        built.add_column(
-            column, justify="right" if index in right else "left", overflow="fold", no_wrap=column == "id"
-        )
-    for row in rows:
-        built.add_row(*row)
-    return Group(Text(title, style="bold"), built)  # a Table's own title wraps at the table's width
+    return Group(Text(title, style="bold", no_wrap=True, overflow="ignore"), _Fitted(columns, [*rows], set(numeric)))
 
 
 def facts(title: str, pairs: Iterable[tuple[str, Any]]) -> Group:

@@ -12,7 +12,7 @@ from api.cli.executors import ExecutorOption, RayAddressOption
 from api.cli.groups import group_of
 from api.cli.stopping import Stopping
 from api.cli.sweep_live import Live
-from api.cli.sweep_output import report
+from api.cli.sweep_output import SHOWN, report, target_text
 
 if TYPE_CHECKING:
     from db.session import Database
@@ -171,7 +171,7 @@ def show_all(
             s.id,
             s.name,
             s.operator,
-            f"{s.ranks} × {s.device}",
+            target_text(s),
             s.state,
             str(sum(s.trials.values())),
             s.created_at or "",
@@ -185,17 +185,25 @@ def show_all(
     )
 
 
-def show(sweep_id: SweepId, database: DatabaseOption = None, as_json: JsonFlag = False) -> None:
+def show(
+    sweep_id: SweepId,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="Most trials in the table.")] = SHOWN,
+    everything: Annotated[bool, typer.Option("--all", help="All trials in the table.")] = False,
+    database: DatabaseOption = None,
+    as_json: JsonFlag = False,
+) -> None:
     """Show a sweep and its trials, fastest first.
 
     Example:
 
-      flatpeak sweep show swp_01jx…
+      flatpeak sweep show swp_01jx… --all
+
+    --json always has all of them.
     """
     from api.services.store import open_database
 
     store = open_database(database)
-    report(store, sweep_id, as_json=as_json)
+    report(store, sweep_id, as_json=as_json, most=None if everything else limit)
     store.close()
 
 

@@ -7,10 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from api.cli import main
+from api.units import bytes_text, reason_text
 from db.repositories import SweepRepository
 from db.session import Database
+from tests.api.seed import seed_sweep
 from tuner.sweep import create_sweep, parse_sweep
 
 TINY: dict[str, Any] = {
@@ -121,3 +125,75 @@ def test_a_sweep_is_resumed_by_its_id(
     assert Ran(capsys, "sweep", "resume", bound, "--json").code == 2
     assert Ran(capsys, "sweep", "cancel", bound).code == 0
     assert Ran(capsys, "sweep", "resume", bound, "--json").code == 1
+
+
+def many(database: Database, number: int) -> str:
+    """A loopback sweep with so many trials that wait."""
+    asked = {
+        **TINY,
+        "target": {"ranks": 1, "loopback": 4},
+        "space": {"ring_mode": ["weights", "activations"], "strip_rows": list(range(1, 1 + number // 2))},
+        "memory_limit_bytes": 4_000_000,
+    }
+    return create_sweep(database, parse_sweep(asked))
+
+
+def test_a_sweep_shows_what_was_asked_and_that_more_trials_follow(
+    capsys: pytest.CaptureFixture[str], database: Database
+) -> None:
+    sweep_id = many(database, 30)
+    shown = Ran(capsys, "sweep", "show", sweep_id).out
+    for words in ("1 of 4 × cpu (loopback)", "vocab=64", "grid, at most 30 launches", "3.81 MiB"):
+        assert words in shown
+    assert "Trials, the first 20 of 30" in shown
+    assert f"10 more: flatpeak sweep show {sweep_id} --all" in shown
+    assert shown.count("queued") == 20 + 2  # and the sweep, and the count
+    cases: list[tuple[tuple[str, ...], int]] = [
+        (("--all",), 30),
+        (("--limit", "25"), 25),
+        (("--limit", "40"), 30),
+    ]
+    for options, rows in cases:
+        ran = Ran(capsys, "sweep", "show", sweep_id, *options).out
+        assert ran.count("queued") == rows + 2
+        assert ("more:" in ran) == (rows < 30)
+    assert len(Ran(capsys, "sweep", "show", sweep_id, "--json").json["items"]) == 30
+    assert "1 of 4 × cpu (loopback)" in Ran(capsys, "sweep", "list").out
+
+
+@pytest.mark.parametrize("columns", ["40", "60", "80", None])
+def test_no_word_of_a_table_is_broken_and_no_number_cut(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    database: Database,
+    columns: str | None,
+) -> None:
+    if columns is None:  # a pipe: one line a trial
+        monkeypatch.delenv("COLUMNS")
+    else:
+        monkeypatch.setenv("COLUMNS", columns)
+    sweep_id = seed_sweep(database).sweep_id
+    shown = Ran(capsys, "sweep", "show", sweep_id).out
+    words = shown.split()
+    assert words.count("succeeded") == 5 + 2
+    assert words.count("exceeds") == 2
+    assert "64.00 MiB" in " ".join(words) or columns == "40"
+    if columns is None:
+        assert "exceeds the limit of 64.00 MiB (Eq. 6)" in shown
+        lines = [line for line in shown.splitlines() if line.startswith(tuple("01234567"))]
+        assert len(lines) == 8
+
+
+@given(st.integers(0, 2**60), st.integers(0, 2**60), st.integers(2, 120))
+def test_reasons_keep_their_numbers_whole(bound: int, limit: int, most: int) -> None:
+    said = f"its bound of {bound} bytes a rank exceeds the limit of {limit} bytes (Eq. 6)"
+    whole = reason_text(said)
+    if bound != limit and bytes_text(bound) == bytes_text(limit):
+        assert whole == said
+    else:
+        assert whole.split()[3] == bytes_text(bound).split()[0] or bound < 1000
+    cut = reason_text(said, most)
+    assert len(cut) <= max(most, 2)
+    if cut != whole:
+        assert cut.endswith("…")
+        assert set(cut.split()[:-1]) <= set(whole.split())
