@@ -11,7 +11,16 @@ from typing import TypeVar
 from cost_model.cluster_spec import ClusterSpec
 from cost_model.errors import RuleError
 from cost_model.text_file import read_text
-from cost_model.topology import LINK_KIND, SELF, Nic, NodeTopology, Topology, distance
+from cost_model.topology import (
+    LINK_KIND,
+    MAX_CARDS,
+    MAX_NUMA_NODES,
+    SELF,
+    Nic,
+    NodeTopology,
+    Topology,
+    distance,
+)
 from cost_model.topology_file import check_topology
 from cost_model.topology_nccl import parse_nccl_topology
 from cost_model.topology_slurm import parse_slurm_topology
@@ -69,18 +78,20 @@ def parse_nvidia_smi_topology(text: str) -> NodeTopology:
         RuleError: there is no matrix, it is not square or not symmetric, or a cell is no link; it names the line.
     """
     devices: list[str] = []
+    known: set[str] = set()
     cells: dict[str, tuple[int, list[str], list[str]]] = {}
     names: dict[str, str] = {}
     for number, raw in enumerate(text.splitlines(), start=1):
         line = _COLOUR.sub("", raw)
         words = line.split()
         if found := _LEGEND.match(line):
-            names[found.group(1)] = found.group(2)
+            names[found.group(1)] = _visible(found.group(2), number)
         elif not words:
             continue
         elif not devices and _CARD.fullmatch(words[0]) and SELF not in words:
             devices = _devices(words, number)
-        elif devices and words[0] in devices and words[0] not in names:
+            known = set(devices)
+        elif words[0] in known and words[0] not in names:
             if words[0] in cells:
                 raise _wrong("a device has one row", number, words[0])
             kinds, rest = words[1 : 1 + len(devices)], words[1 + len(devices) :]
@@ -103,7 +114,7 @@ def parse_nvidia_smi_topology(text: str) -> NodeTopology:
         for name in devices
         if name not in cards
     )
-    return NodeTopology(links, tuple(_numa(cells[card][2]) for card in cards), nics)
+    return NodeTopology(links, tuple(_numa(*cells[card]) for card in cards), nics)
 
 
 def merge_node(matrix: NodeTopology | None, dump: NodeTopology | None) -> NodeTopology | None:
@@ -162,7 +173,10 @@ def _devices(words: list[str], line: int) -> list[str]:
     for word in words:
         if word in ("CPU", "NUMA", "GPU"):
             break
-        devices.append(word)
+        devices.append(_visible(word, line))
+    cards = sum(_CARD.fullmatch(name) is not None for name in devices)
+    if cards > MAX_CARDS:
+        raise _wrong(f"a node has at most {MAX_CARDS} cards", line, cards)
     if len(set(devices)) < len(devices) or len(devices) > _MAX_DEVICES:
         raise _wrong(
             f"the matrix names each of at most {_MAX_DEVICES} devices once", line, " ".join(words)[:80]
@@ -195,10 +209,20 @@ def _check_symmetry(
                 )
 
 
-def _numa(rest: list[str]) -> int | None:
+def _numa(line: int, _kinds: list[str], rest: list[str]) -> int | None:
     """The second of the columns after the matrix: CPU affinity, NUMA affinity, ..."""
     word = rest[1] if len(rest) > 1 else ""
-    return int(word) if word.isascii() and word.isdigit() and len(word) < 5 else None
+    if not (word.isascii() and word.isdigit()):
+        return None
+    if len(word) > 9 or int(word) >= MAX_NUMA_NODES:
+        raise _wrong(f"a card is near one NUMA node of at most {MAX_NUMA_NODES}", line, word[:20])
+    return int(word)
+
+
+def _visible(name: str, line: int) -> str:
+    if not name.isprintable():
+        raise _wrong("a device has a name of visible characters", line, ascii(name[:80]))
+    return name
 
 
 def _nic(name: str, kinds: list[str]) -> Nic:

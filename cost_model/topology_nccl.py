@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from xml.parsers import expat
 
 from cost_model.errors import RuleError
-from cost_model.topology import SELF, Nic, NodeTopology
+from cost_model.topology import MAX_NUMA_NODES, MAX_NVLINKS, SELF, Nic, NodeTopology
 
 _MAX_DEPTH = 32
 _MAX_ELEMENTS = 100_000
 _MAX_CARDS, _MAX_NICS = 128, 128
+_WHOLE = re.compile(r"-?\d{1,17}", re.ASCII)
 _SWITCH_CLASS = "0x0680"
 """PCI class of an NVSwitch, as the target of a card's NVLinks."""
 
@@ -30,10 +32,12 @@ class _Element:
             remedy="Write the dump anew with NCCL_TOPO_DUMP_FILE.",
         )
 
-    def number(self, name: str) -> int:
+    def number(self, name: str, least: int = -(10**17), most: int = 10**17) -> int:
         text = self.attributes.get(name, "")
-        if not text.isascii() or not text.lstrip("-").isdigit() or len(text) > 18:
-            raise self.wrong(f"<{self.tag}> has a whole number as its {name}", text or "nothing")
+        if _WHOLE.fullmatch(text) is None:
+            raise self.wrong(f"<{self.tag}> has a whole number as its {name}", text[:120] or "nothing")
+        if not least <= int(text) <= most:
+            raise self.wrong(f"<{self.tag}> has {least} to {most} as its {name}", text)
         return int(text)
 
     def walk(self, tag: str) -> list[_Element]:
@@ -122,6 +126,11 @@ def _read(text: str) -> _Element:
     parser.StartDoctypeDeclHandler = refuse
     try:
         parser.Parse(text, True)
+    except UnicodeEncodeError as error:
+        line = text.count("\n", 0, error.start) + 1
+        raise _Element("", line, {}, None).wrong(
+            "a topology dump is UTF-8 text", f"U+{ord(text[error.start]):04X}"
+        ) from None
     except expat.ExpatError as error:
         raise RuleError(
             rule="a topology dump is well-formed XML",
@@ -144,7 +153,7 @@ def _wires(card: _Element) -> tuple[int, dict[str, int]]:
     for wire in card.children:
         if wire.tag != "nvlink":
             continue
-        count = wire.number("count")
+        count = wire.number("count", 0, MAX_NVLINKS)
         if wire.attributes.get("tclass", "").startswith(_SWITCH_CLASS):
             switched += count
         else:
@@ -158,6 +167,8 @@ def _link(
 ) -> str:
     joined = max(one[1].get(_bus(second) or "", 0), other[1].get(_bus(first) or "", 0))
     joined += min(one[0], other[0])
+    if joined > MAX_NVLINKS:
+        raise second.wrong(f"at most {MAX_NVLINKS} NVLinks join two cards", joined)
     return f"NV{joined}" if joined > 0 else _pci_path(first, second)
 
 
@@ -173,14 +184,15 @@ def _pci_path(first: _Element, second: _Element) -> str:
 
 def _numa(card: _Element) -> int | None:
     processor = card.above("cpu")[0]
-    number = processor.number("numaid") if "numaid" in processor.attributes else -1
+    given = "numaid" in processor.attributes
+    number = processor.number("numaid", -1, MAX_NUMA_NODES - 1) if given else -1
     return number if number >= 0 else None
 
 
 def _nic(net: _Element, cards: list[_Element]) -> Nic:
     name = net.attributes.get("name", "")
-    if not name:
-        raise net.wrong("a network card has a name", "nothing")
+    if not name or not name.isprintable():
+        raise net.wrong("a network card has a name of visible characters", repr(name[:120]))
     order = ("PIX", "PXB", "PHB", "SYS")
     paths = [order.index(_pci_path(net, card)) for card in cards]
     speed = net.number("speed") if "speed" in net.attributes else 0  # Mbit/s
