@@ -15,6 +15,7 @@ import pandas as pd
 from cost_model.latency import GroupLinks
 from cost_model.samples import slowest, split_modes, with_ranks
 from cost_model.step_shape import StepShape
+from tuner.current_rows import current_rows
 from tuner.routing_rows import routing_values
 
 _SCALAR_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
@@ -29,7 +30,8 @@ class MeasuredFronts:
 
     @staticmethod
     def of(samples: pd.DataFrame, hardware_id: str) -> MeasuredFronts:
-        """Reads sweep rows of our own operators taken on ``hardware_id``; rows of other hardware are left out.
+        """Reads sweep rows of our own operators taken on ``hardware_id``; rows of other hardware are left out, and
+        so are those of older versions of an operator.
 
         A configuration's latency is the slowest rank's per repeat, then the median of the fast mode. Groups of
         different sizes are kept apart (:func:`cost_model.samples.with_ranks`).
@@ -37,7 +39,7 @@ class MeasuredFronts:
         if samples.empty:
             return MeasuredFronts({})
         ours = samples[(samples["hardware_id"] == hardware_id) & (samples["provider"] == "flatpeak")]
-        ours = ours[np.isfinite(ours["seconds"].astype(float))]
+        ours = current_rows(ours[np.isfinite(ours["seconds"].astype(float))])
         # a rank in loopback had no peers: its time lacks the links
         alone = [bool(json.loads(shape).get("loopback", False)) for shape in ours["shape_json"]]
         ours = ours[~np.array(alone, dtype=bool)]
@@ -86,7 +88,13 @@ class MeasuredFronts:
 
     def optimizer(self, shape: StepShape) -> Points:
         """(engine, bucket, slots, host share) to seconds of one update of this many parameters a rank."""
-        return self.points.get(("stream_adamw", int(shape.params_per_rank), shape.cluster.gpus_per_node), {})
+        key = (
+            "stream_adamw",
+            int(shape.params_per_rank),
+            shape.cluster.gpus_per_node,
+            shape.workload.activation_bytes,
+        )
+        return self.points.get(key, {})
 
     def __bool__(self) -> bool:
         return bool(self.points)
@@ -138,4 +146,6 @@ def _place(
         engine = str(config.get("engine", "stream"))
         share = float(config.get("host_share", 0.0))
         knobs = (engine, int(config["bucket_params"]), int(config["staging_slots"]), share)
-        points["stream_adamw", int(shape["params"]), ranks // nodes][knobs] = sum(seconds.values())
+        key = (operator, int(shape["params"]), ranks // nodes, scalar)
+        # the same parameters in fewer or in more tensors: how a run has them is not known
+        points[key][knobs] = max(sum(seconds.values()), points[key].get(knobs, 0.0))

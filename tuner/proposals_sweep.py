@@ -41,7 +41,8 @@ def suggest_next(
     """The next point of a sweep, or None when none is worth a launch.
 
     It starts from the cost model in force for the hardware (else what ships) and from older rows of the same
-    fingerprint and version of the operator, those of the same shape first.
+    fingerprint and version of the operator, those of the same shape first; flagged trials count
+    only where there are no others.
     """
     prior, warm = _older(database, sweep_id, spec, adapter, hardware_id)
     problem = Problem.of(
@@ -72,10 +73,17 @@ def _older(
         row = CostModelRepository(session).current(hardware_id)
         prior = prior_for(hardware_id) if row is None else CostModel.from_json(row.model_json)
         rows = SampleRepository(session).frame(operator=adapter.name, hardware_id=hardware_id)
-    rows = rows[(rows["sweep_id"] != sweep_id) & (rows["operator_version"] == adapter.version)]
+        flagged = SampleRepository(session).flagged_trials()
+    rows = rows[rows["sweep_id"] != sweep_id]
+    in_doubt = rows["trial_id"].isin(flagged)
+    rows = rows if in_doubt.all() else rows[~in_doubt]  # they steer only: doubtful rows are better than none
     shipped = load_samples()
     shipped = shipped[(shipped["operator"] == adapter.name) & (shipped["hardware_id"] == hardware_id)]
-    frames = [frame for frame in (shipped, rows) if not frame.empty]
+    frames = [
+        own
+        for frame in (shipped, rows)
+        if not (own := frame[frame["operator_version"] == adapter.version]).empty
+    ]
     if not frames:
         return prior, []
     found, _ = observations(with_routing(pd.concat(frames, ignore_index=True)), hardware_id)

@@ -69,8 +69,9 @@ def fit(
     store = open_database(database)
     try:
         with store.reading() as session:
-            samples = _samples(session, sweep, without_flagged=without_flagged)
-            wanted = _hardware(samples, hardware_id or (machine.hardware_id if machine else None))
+            found = _samples(session, sweep, without_flagged=without_flagged)
+            wanted = _hardware(found, hardware_id or (machine.hardware_id if machine else None))
+            samples = _current(found, wanted)
             prior, prior_from = _prior(session, wanted, machine)
             flagged = _flagged_rows(session, samples, wanted)
         result = fit_samples(with_routing(samples), prior, software=_software(samples, wanted))
@@ -81,6 +82,9 @@ def fit(
             "prior": prior_from,
             "rows": int((samples["hardware_id"] == wanted).sum()),
             "flagged_rows": flagged,
+            "outdated_rows": int(
+                (found["hardware_id"] == wanted).sum() - (samples["hardware_id"] == wanted).sum()
+            ),
             "report": report,
             "cost_model_id": None,
         }
@@ -155,6 +159,23 @@ def _samples(session: Session, sweeps: list[str] | None, *, without_flagged: boo
     return samples
 
 
+def _current(samples: pd.DataFrame, hardware_id: str) -> pd.DataFrame:
+    """Rows of the operators as they are now."""
+    from tuner.current_rows import current_rows
+
+    rows = current_rows(samples)
+    if not (rows["hardware_id"] == hardware_id).any():
+        old = samples[samples["hardware_id"] == hardware_id]
+        raise RuleError(
+            rule="a fit needs samples of the operators' present versions",
+            value=sorted(
+                {f"{name} {one}" for name, one in zip(old["operator"], old["operator_version"], strict=True)}
+            ),
+            remedy="Run their sweeps again.",
+        )
+    return rows
+
+
 def _hardware(samples: pd.DataFrame, wanted: str | None) -> str:
     found = sorted({str(one) for one in samples["hardware_id"]})
     if wanted is not None and wanted in found:
@@ -225,6 +246,11 @@ def _print(answer: dict[str, Any]) -> None:
         err.print(
             f"Warning: {answer['flagged_rows']} of {answer['rows']} rows are of flagged trials: the machine was not "
             "theirs alone (`flatpeak sweep show`); --without-flagged leaves them out.",
+            markup=False,
+        )
+    if answer["outdated_rows"]:
+        err.print(
+            f"{answer['outdated_rows']} rows of other versions of their operators were left out.",
             markup=False,
         )
     rows = [

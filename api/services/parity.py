@@ -15,6 +15,7 @@ from cost_model.rates import CostModel
 from cost_model.sample_formulas import FITTED
 from cost_model.samples import Observation, observations
 from db.repositories import SampleRepository
+from tuner.current_rows import current_rows
 from tuner.routing_rows import with_routing
 
 MOST_POINTS = 2000
@@ -27,7 +28,7 @@ def parity(session: Session, cost_model_id: str) -> list[ParityPoint]:
         NotFound: there is no such cost model.
     """
     cost = stored_cost_model(session, cost_model_id)
-    samples = SampleRepository(session).frame(hardware_id=cost.hardware_id)
+    samples = current_rows(SampleRepository(session).frame(hardware_id=cost.hardware_id))
     if samples.empty:
         return []
     rows, _ = observations(with_routing(samples), cost.hardware_id)

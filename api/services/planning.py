@@ -79,8 +79,13 @@ class PlanInputs:
 
 
 def measured_points(session: Session, cluster: ClusterSpec) -> MeasuredFronts:
-    """Sweep rows of exactly this hardware: where a shape was measured, they stand in for the model."""
-    return with_measured(SampleRepository(session).frame(hardware_id=cluster.hardware_id), cluster)
+    """Sweep rows of exactly this hardware: where a shape was measured, they stand in for the model.
+
+    Rows of flagged trials do not: their times may be those of another's work.
+    """
+    repository = SampleRepository(session)
+    samples = repository.frame(hardware_id=cluster.hardware_id)
+    return with_measured(samples[~samples["trial_id"].isin(repository.flagged_trials())], cluster)
 
 
 def compute_plan(inputs: PlanInputs) -> dict[str, Any]:

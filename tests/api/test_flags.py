@@ -7,14 +7,21 @@ from dataclasses import asdict
 from typing import Any
 
 import pytest
+from sqlalchemy import update
 
 from api.cli import main
+from api.services.planning import measured_points
+from cost_model.presets import preset
 from db.repositories import SampleRepository, TrialRepository
 from db.session import Database
+from db.tables import Sample
 from tests.api.conftest import Served
-from tests.api.seed import Seeded, seed_sweep
+from tests.api.seed import HARDWARE, Seeded, seed_sweep, spec
 from tests.tuner.test_environment import PROCESSES, answers
 from tuner.environment import environment_of
+from tuner.proposals_sweep import _older
+from tuner.registry import load_adapter
+from tuner.sweep_spec import parse_sweep
 
 
 @pytest.fixture
@@ -92,3 +99,49 @@ def test_a_fit_warns_with_their_count_and_can_leave_them_out(
     assert main(["fit", *where, "--without-flagged", "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert (answer["flagged_rows"], answer["rows"]) == (0, len(frame) - rows)
+
+
+def test_a_plan_and_a_later_sweep_leave_them_out(sweep: Seeded, database: Database) -> None:
+    cluster, adapter = preset("hgx-h200", 1), load_adapter("ring_dtp")
+    with database.session() as session:
+        session.execute(update(Sample).values(hardware_id=cluster.hardware_id))
+
+    def told() -> tuple[int, int]:
+        """Points of the measured front, and observations that a later sweep begins with."""
+        with database.reading() as session:
+            points = measured_points(session, cluster).points
+        _, warm = _older(database, "swp_later", parse_sweep(spec()), adapter, cluster.hardware_id)
+        return sum(len(found) for found in points.values()), len(warm)
+
+    def flag_all(flags: list[dict[str, str]]) -> None:
+        with database.session() as session:
+            for trial in TrialRepository(session).of_sweep(sweep.sweep_id, state="succeeded"):
+                trial.result_json = {**(trial.result_json or {}), "flags": flags}
+
+    assert told() == (3, 6)
+    flag_all([])
+    assert told() == (5, 10)
+    # a machine that is always shared: a sweep begins better there than nowhere, a plan does not rest on it
+    flag_all([{"flag": "busy_host", "message": "shared"}])
+    assert told() == (0, 10)
+
+
+def test_rows_of_another_version_are_left_out_of_a_fit_and_counted(
+    sweep: Seeded, database: Database, database_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fit = ["fit", "--cluster", "hgx-h200", "--hardware-id", HARDWARE, "--database", database_url]
+    with database.session() as session:
+        trial = TrialRepository(session).of_sweep(sweep.sweep_id, state="succeeded")[0]
+        old = SampleRepository(session).of_trial(trial.id)
+        for sample in old:
+            sample.operator_version = 999
+        count = len(old)
+    assert main([*fit, "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["outdated_rows"], answer["rows"]) == (count, 4 * count)
+    assert main(fit) == 0
+    assert f"{count} rows of other versions of their operators were left out" in capsys.readouterr().err
+    with database.session() as session:
+        session.execute(update(Sample).values(operator_version=999))
+    assert main(fit) != 0
+    assert "present versions" in capsys.readouterr().err.replace("\n", " ")

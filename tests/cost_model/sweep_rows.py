@@ -83,7 +83,6 @@ def rows(
                     "reserved_bytes": 0,
                     "peak_source": "tracked",
                     "hardware_id": hardware_id or truth.hardware_id,
-                    "operator_version": 1,
                     "commit": "",
                 }
                 found += [

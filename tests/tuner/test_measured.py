@@ -10,7 +10,12 @@ import pandas as pd
 import pytest
 
 from cost_model.samples import observations
+from cost_model.step_shape import StepShape
+from cost_model.workload import Workload
+from tests.cost_model.clusters import cpu_cluster, small_moe
+from tuner.current_rows import current_rows
 from tuner.measured import MeasuredFronts
+from tuner.registry import load_adapter
 from tuner.replay_table import tables
 from tuner.routing_rows import with_routing
 
@@ -51,6 +56,31 @@ def test_of_two_routers_of_a_kind_the_slower_one_counts(first: float) -> None:
 def test_one_chunk_has_the_schedule_serial() -> None:
     found = _points(_rows("balanced", 1.0, chunks=1))
     assert set(found[False]) == {(1, "serial")}
+
+
+def _optimizer(dtype: str, seconds: float, tensors: int = 4) -> pd.DataFrame:
+    row = {
+        "operator": "stream_adamw", "provider": "flatpeak", "hardware_id": "h", "pass": "step", "repeat": 0,
+        "shape_json": json.dumps({"params": 4096, "dtype": dtype, "tensors": tensors}), "seconds": seconds, "ranks": 2,
+        "config_json": json.dumps({"engine": "stream", "bucket_params": 512, "staging_slots": 2}),
+    }  # fmt: skip
+    return pd.DataFrame([{**row, "rank": rank} for rank in range(2)])
+
+
+def test_an_update_is_of_its_own_type_of_weights() -> None:
+    knobs = ("stream", 512, 2, 0.0)
+    frame = pd.concat([_optimizer("float32", 5.0), _optimizer("bfloat16", 1.0)])
+    points = MeasuredFronts.of(frame, "h")
+    assert {key[-1]: found for key, found in points.points.items()} == {4: {knobs: 5.0}, 2: {knobs: 1.0}}
+    for nbytes, seconds in ((4, 5.0), (2, 1.0), (8, None)):
+        work = Workload(1024, 1024, activation_bytes=nbytes)
+        shape = StepShape(small_moe(), cpu_cluster(2), work, 1, 1, 1, tokens=512, accumulation_steps=1)
+        sized = {
+            ("stream_adamw", int(shape.params_per_rank), *key[2:]): v for key, v in points.points.items()
+        }
+        assert MeasuredFronts(sized).optimizer(shape).get(knobs) == seconds
+    several = pd.concat([_optimizer("float32", 5.0), _optimizer("float32", 1.0, tensors=9)])
+    assert list(MeasuredFronts.of(several, "h").points.values()) == [{knobs: 5.0}]
 
 
 HEAD: dict[str, Any] = {"tokens_per_rank": 64, "hidden": 32, "vocab": 128, "dtype": "float32"}
@@ -110,3 +140,16 @@ def test_a_measured_point_is_of_the_fast_mode() -> None:
     frame = _head(2, 1.0)
     frame.loc[frame["repeat"] > 0, "seconds"] = 3.0
     assert _told(frame) == {2: 2.0}
+
+
+def test_rows_of_another_version_of_the_operator_do_not_count() -> None:
+    version = load_adapter("ring_dtp").version
+    now, old = (
+        _head(2, 1.0).assign(operator_version=version),
+        _head(4, 1.0).assign(operator_version=version - 1),
+    )
+    own = _head(8, 1.0).assign(operator="some.module:OWN", operator_version=9)
+    kept = current_rows(pd.concat([now, old, own, _head(3, 1.0)], ignore_index=True))
+    assert set(kept["ranks"]) == {2, 8, 3}
+    assert {key[4] for key in MeasuredFronts.of(pd.concat([now, old]), "h").points} == {2}
+    assert not MeasuredFronts.of(old, "h")
