@@ -116,6 +116,14 @@ def feasible(point: Recorded, options: Options) -> bool:
     return point.peak_bytes is None or point.peak_bytes <= options.limit_bytes
 
 
+def _least_bytes(table: Table, options: Options) -> int:
+    """Smallest limit under which some point is feasible."""
+    return min(
+        max(point.peak_bytes or 0, (point.bound_bytes or 0) if options.bounds == "rule" else 0)
+        for point in table.points
+    )
+
+
 def replay(
     table: Table,
     strategy: str,
@@ -143,7 +151,7 @@ def replay(
         raise RuleError(
             rule="a replay needs a point within the memory limit",
             value=options.limit_bytes,
-            remedy="Raise the limit.",
+            remedy=f"Give at least {_least_bytes(table, options)} bytes: so much does the smallest point need.",
         )
     best = min(fits, key=lambda point: point.latency_s)
     runs = tuple(

@@ -88,9 +88,9 @@ def read_samples(path: Path) -> pd.DataFrame:
     """
     try:
         samples = pd.read_csv(path)
-    except (OSError, UnicodeDecodeError, ValueError) as error:
+    except (OSError, ValueError, EOFError) as error:
         raise RuleError(
-            rule="a recorded sweep is a CSV file", value=str(path), remedy=f"Check the path: {error}."
+            rule="a recorded sweep is a CSV file that can be read", value=str(path), remedy=_unread(error)
         ) from error
     if missing := [name for name in _NEEDED if name not in samples.columns]:
         raise RuleError(
@@ -99,6 +99,14 @@ def read_samples(path: Path) -> pd.DataFrame:
             remedy="Write rows as `flatpeak sweep` stores them.",
         )
     return samples
+
+
+def _unread(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return f"Check the path ({error.strerror})."
+    if isinstance(error, pd.errors.EmptyDataError):
+        return "The file is empty: give one with a header and rows."
+    return "The file is no text of comma-separated values: give rows as `flatpeak sweep` stores them."
 
 
 def tables(samples: pd.DataFrame, *, fewest: int = 2, where: Mapping[str, str] | None = None) -> list[Table]:
@@ -119,13 +127,13 @@ def tables(samples: pd.DataFrame, *, fewest: int = 2, where: Mapping[str, str] |
     seconds = rows["seconds"].astype(float)
     rows = rows[np.isfinite(seconds) & (seconds > 0)]
     for key, value in (where or {}).items():
-        rows = rows[[str(_object(str(text)).get(key)) == value for text in rows["config_json"]]]
+        rows = rows[[str(json_object(str(text)).get(key)) == value for text in rows["config_json"]]]
     found = []
     rows = _with_ranks(rows)
     keys = ["operator", "provider", "shape_json", "hardware_id", "ranks"]
     for group, own in rows.groupby(keys, sort=True):
         operator, provider, shape, hardware, ranks = (str(part) for part in group)
-        table = _table(operator, provider, {**_object(shape), "ranks": int(ranks)}, hardware, own)
+        table = _table(operator, provider, {**json_object(shape), "ranks": int(ranks)}, hardware, own)
         if len(table.points) >= fewest:
             found.append(table)
     return found
@@ -133,7 +141,7 @@ def tables(samples: pd.DataFrame, *, fewest: int = 2, where: Mapping[str, str] |
 
 def _with_ranks(rows: pd.DataFrame) -> pd.DataFrame:
     """One rank may stand for a whole group (its peers are local copies): the group's size is in its shape."""
-    known = {str(text): _object(str(text)) for text in rows["shape_json"].unique()}
+    known = {str(text): json_object(str(text)) for text in rows["shape_json"].unique()}
     spelt = {t: {_OTHER_NAMES.get(k, k): v for k, v in one.items()} for t, one in known.items()}
     texts = [json.dumps(spelt[str(text)], sort_keys=True) for text in rows["shape_json"]]
     return with_ranks(rows.assign(shape_json=texts))
@@ -143,7 +151,7 @@ def _table(operator: str, provider: str, shape: dict[str, Any], hardware: str, r
     group = int(shape.pop("ranks"))
     points = []
     for text, own in rows.groupby("config_json", sort=True):
-        config = {k: v for k, v in _object(str(text)).items() if k not in _OTHER_NAMES}
+        config = {k: v for k, v in json_object(str(text)).items() if k not in _OTHER_NAMES}
         repeats = {str(name): _slowest(part) for name, part in own.groupby("pass", sort=False)}
         if repeats.keys() >= _HALVES:
             repeats = {name: repeats[name] for name in ("forward", "backward")}
@@ -189,7 +197,12 @@ def _device(rows: pd.DataFrame) -> str:
     return "cuda" if "peak_source" in rows and (rows["peak_source"] == "cuda").any() else "cpu"
 
 
-def _object(text: str) -> dict[str, Any]:
+def json_object(text: str) -> dict[str, Any]:
+    """What a row's shape_json or config_json holds.
+
+    Raises:
+        RuleError: it is no JSON object.
+    """
     try:
         found = json.loads(text)
     except json.JSONDecodeError as error:

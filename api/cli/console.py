@@ -115,7 +115,9 @@ def table(
     title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, numeric: Iterable[int] = ()
 ) -> Group:
     """A title over a plain table; columns listed in ``numeric`` are aligned right."""
-    return Group(Text(title, style="bold", no_wrap=True, overflow="ignore"), _Fitted(columns, [*rows], set(numeric)))
+    return Group(
+        Text(title, style="bold", no_wrap=True, overflow="ignore"), _Fitted(columns, [*rows], set(numeric))
+    )
 
 
 def facts(title: str, pairs: Iterable[tuple[str, Any]]) -> Group:

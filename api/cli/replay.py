@@ -75,12 +75,17 @@ def replay(
     from tuner.replay_table import tables
 
     options = Options(trials=trials, limit_bytes=memory_limit_bytes, bounds="none" if no_bounds else "rule")
-    found = tables(_samples(source, database), where=dict(_pair(text) for text in where or []))
+    samples = _samples(source, database)
+    wanted = dict(_pair(text) for text in where or [])
+    _check_knobs(samples, wanted)
+    found = tables(samples, where=wanted)
     if not found:
         raise RuleError(
             rule="a replay needs a sweep of two points or more",
-            value=source,
-            remedy="Record a grid sweep first: `flatpeak sweep FILE`.",
+            value=" ".join([source, *(f"--where {text}" for text in where or [])]),
+            remedy="Leave out some --where."
+            if wanted
+            else "Record a grid sweep first: `flatpeak sweep FILE`.",
         )
     summaries = [
         (one, run(one, name, options, seeds=range(seeds)))
@@ -97,8 +102,14 @@ def replay(
 def _samples(source: str, database: str | None) -> pd.DataFrame:
     from tuner.replay_table import read_samples
 
-    if not source.startswith("swp_") or Path(source).exists():
+    if Path(source).exists():
         return read_samples(Path(source))
+    if not source.startswith("swp_"):
+        raise RuleError(
+            rule="a replay takes a CSV file of samples, or the id of a stored sweep (swp_…)",
+            value=source,
+            remedy="There is no such file, and it is no id. Check the path; `flatpeak sweep list` lists the ids.",
+        )
     from api.services.store import open_database
     from db.repositories import SampleRepository, SweepRepository
 
@@ -119,6 +130,25 @@ def _pair(text: str) -> tuple[str, str]:
             rule="--where takes KEY=VALUE", value=text, remedy="For example --where engine=stream."
         )
     return key, value
+
+
+def _check_knobs(samples: pd.DataFrame, wanted: dict[str, str]) -> None:
+    """Refuse a --where that no point can meet: an unknown knob, or a value that was not recorded."""
+    from tuner.replay_table import json_object
+
+    configs = [json_object(str(text)) for text in samples["config_json"].unique()]
+    for key, value in wanted.items():
+        known = list(dict.fromkeys(str(config[key]) for config in configs if key in config))
+        if value in known:
+            continue
+        knobs = ", ".join(sorted({name for config in configs for name in config})) or "none"
+        raise RuleError(
+            rule=f"--where {key} takes a value that was recorded"
+            if known
+            else "--where names a recorded knob",
+            value=f"{key}={value}",
+            remedy=f"Choose among {', '.join(known[:50])}." if known else f"Knobs there are: {knobs}.",
+        )
 
 
 def _print(one: Table, summaries: list[Summary]) -> None:

@@ -197,3 +197,44 @@ def test_reasons_keep_their_numbers_whole(bound: int, limit: int, most: int) -> 
     if cut != whole:
         assert cut.endswith("…")
         assert set(cut.split()[:-1]) <= set(whole.split())
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: object) -> dict[str, Any]:
+    ran = Ran(capsys, *words, "--json")
+    assert ran.code == 2
+    said: dict[str, Any] = json.loads(ran.err)
+    return said
+
+
+def test_a_replay_names_what_there_is(
+    capsys: pytest.CaptureFixture[str], database: Database, tmp_path: Path
+) -> None:
+    sweep_id = seed_sweep(database).sweep_id
+    bogus = refused(capsys, "replay", sweep_id, "--where", "bogus=3")
+    assert (bogus["value"], bogus["remedy"]) == ("bogus=3", "Knobs there are: ring_mode, strip_rows.")
+    other = refused(capsys, "replay", sweep_id, "--where", "strip_rows=3")
+    assert other["remedy"] == "Choose among 256, 512, 1024."
+    alone = refused(capsys, "replay", sweep_id, "--where", "strip_rows=1024", "--where", "ring_mode=weights")
+    assert "two points" in alone["rule"]
+    assert "--where" in alone["remedy"]
+    neither = refused(capsys, "replay", "nope")
+    assert "CSV file" in neither["rule"]
+    assert "id" in neither["rule"]
+    assert "swp_" in neither["rule"]
+    least = refused(capsys, "replay", sweep_id, "--memory-limit-bytes", "10")["remedy"]
+    number = next(word for word in least.split() if word.isdigit())
+    words = ("replay", sweep_id, "--strategy", "grid", "--seeds", "1", "--memory-limit-bytes")
+    assert Ran(capsys, *words, number, "--json").code == 0
+    refused(capsys, *words, int(number) - 1)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [(b"", "is empty"), (b"\x00\xff\xfe", "comma-separated"), (b'a,b\n"1,2\n3', "comma-separated")],
+)
+def test_a_file_that_is_no_table_is_told_in_our_words(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, content: bytes, says: str
+) -> None:
+    (tmp_path / "a.csv").write_bytes(content)
+    assert says in refused(capsys, "replay", "a.csv")["remedy"]
+    assert "Is a directory" in refused(capsys, "replay", ".")["remedy"]
