@@ -267,7 +267,8 @@ def _remarks(problem: Problem, launch: LaunchConfig, reports: Mapping[Mode, Memo
     other: Mode = "guarantee" if problem.mode == "expected" else "expected"
     if reports[other].verdict != reports[problem.mode].verdict:
         remarks.append(
-            f"The verdict rests on {problem.mode} mode; in {other} mode it is {reports[other].verdict}"
+            f"The verdict rests on {problem.mode} mode; in {other} mode it is"
+            f' "{reports[other].verdict.replace("_", " ")}"'
             f" ({reports[other].footprint_bytes / 2**30:.1f} GiB)."
         )
     if model.max_context and problem.workload.context_tokens > model.max_context:

@@ -61,6 +61,7 @@ def test_paper_667b_fits_eight_h200_nodes_in_expected_mode() -> None:
     assert plan.verdict == "fits"
     assert set(plan.to_json()["memory"]["modes"]) == {"expected", "guarantee"}
     assert any("exceeds the 8 key-value heads" in warning for warning in plan.warnings)
+    assert any('in guarantee mode it is "does not fit" (' in warning for warning in plan.warnings)
 
 
 def test_paper_667b_does_not_fit_one_h100_node_and_says_what_would() -> None:
