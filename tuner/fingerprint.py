@@ -18,6 +18,7 @@ import psutil
 import torch
 
 from cost_model.cluster_spec import ClusterSpec, Figure, GpuSpec, HostSpec, LinkTier
+from tuner.cores import usable_cores
 
 _COMMAND_S = 10.0
 
@@ -28,7 +29,7 @@ def _hardware(device: str) -> dict[str, Any]:
     found: dict[str, Any] = {
         "device": device,
         "cpu_name": _cpu_name(),
-        "cores": psutil.cpu_count(logical=True) or 1,
+        "cores": usable_cores(),
         "ram_bytes": psutil.virtual_memory().total,
     }
     if not cuda:
@@ -53,7 +54,7 @@ def _hardware(device: str) -> dict[str, Any]:
 
 def local_hardware(device: str | None = None) -> dict[str, Any]:
     """This machine: device, gpu_name, compute_capability, sm_count, hbm_bytes, gpus_per_node, link_graph,
-    cpu_name, cores, ram_bytes.
+    cpu_name, cores (those that this process may use), ram_bytes.
 
     Args:
         device: ``cpu`` or ``cuda``; by default ``cuda`` where there is one. On the CPU, processor and memory
