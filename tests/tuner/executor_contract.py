@@ -59,6 +59,10 @@ class ExecutorContract:
             ("exit", "died", "exit code 3"),
             ("memory_error", "host_oom", "MemoryError"),
             ("device_oom", "device_oom", "Tried to allocate 2.00 GiB"),
+            ("realtime_signal", "died", "signal 40"),
+            ("garbage", "raised", "no message"),
+            ("unspeakable", "raised", "UnspeakableError"),
+            ("without_log", "raised", "rank 1 is ill"),
         ],
     )
     def test_one_bad_rank_ends_the_gang_with_its_reason(
@@ -78,6 +82,41 @@ class ExecutorContract:
         assert outcome.kind == "stalled"
         assert "no progress for 2 s" in outcome.reason
         self.check_usable(executor)
+
+    def test_a_rank_that_stops_in_the_middle_of_a_word_is_ended_too(self, executor: WatchedExecutor) -> None:
+        self.check_usable(executor)
+        timers = Timers(start_s=120.0, run_s=120.0, stall_s=2.0, cancel_s=1.0)
+        outcome = executor.run(task("misbehave", {"act": "half"}, timers=timers))
+        assert outcome.kind == "stalled"
+        self.check_usable(executor)
+
+    @pytest.mark.parametrize(("act", "said"), [("unreadable", "no number"), ("unsendable", "cannot be sent")])
+    def test_an_answer_that_cannot_be_read_is_a_reason(
+        self, executor: WatchedExecutor, act: str, said: str
+    ) -> None:
+        outcome = executor.run(task("answer", {"act": act}))
+        assert outcome.kind == "raised", outcome
+        assert said in outcome.reason
+        self.check_usable(executor)
+
+    @pytest.mark.parametrize(("act", "kind"), [("raise", "raised"), ("exit", "died"), ("hang", "cancelled")])
+    def test_children_of_a_rank_hide_nothing_and_end_with_it(
+        self, executor: WatchedExecutor, act: str, kind: str
+    ) -> None:
+        children: list[psutil.Process] = []
+
+        def hear(rank: int, progress: dict[str, Any]) -> None:
+            children.extend(psutil.Process(pid) for pid in progress["children"])
+
+        outcome = executor.run(
+            task("leave_children", {"act": act}),
+            on_progress=hear,
+            cancelled=lambda: act == "hang" and bool(children),
+        )
+        assert outcome.kind == kind, outcome
+        assert len(children) == 2
+        _, alive = psutil.wait_procs(children, timeout=10)
+        assert alive == []
 
     def test_progress_does_not_buy_more_than_the_whole_allowance(self, executor: WatchedExecutor) -> None:
         self.check_usable(executor)

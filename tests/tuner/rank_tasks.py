@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
@@ -71,6 +73,30 @@ def lose_peers(ranks: Ranks, payload: dict[str, Any], report: Report) -> None:
     raise RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1234")
 
 
+class Unreadable:
+    """Falls apart when it is read."""
+
+    def __reduce__(self) -> tuple[type[int], tuple[str]]:
+        return int, ("no number",)
+
+
+def answer(ranks: Ranks, payload: dict[str, Any], report: Report) -> Any:
+    """Answers that no supervisor can read."""
+    return Unreadable() if payload["act"] == "unreadable" else lambda: None
+
+
+def leave_children(ranks: Ranks, payload: dict[str, Any], report: Report) -> None:
+    """Rank 1 leaves two children, one of which holds all its files, and ends as ``payload`` says."""
+    if ranks.rank == 1:
+        if (forked := os.fork()) == 0:
+            time.sleep(600)
+            os._exit(0)
+        started = subprocess.Popen(["sleep", "600"])
+        report({"children": [forked, started.pid]})
+        _ACTS[payload["act"]]()
+    ranks.all_reduce(torch.ones(1))
+
+
 def allocate(ranks: Ranks, payload: dict[str, Any], report: Report) -> int:
     return int(torch.ones(payload["bytes"], dtype=torch.uint8).sum())
 
@@ -103,6 +129,45 @@ def _device_oom() -> None:
     raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nMore text")
 
 
+def _realtime_signal() -> None:
+    os.kill(os.getpid(), 40)
+
+
+def _line() -> Connection:
+    frame = sys._getframe()
+    while not isinstance(found := frame.f_locals.get("pipe"), Connection):
+        assert frame.f_back is not None
+        frame = frame.f_back
+    return found
+
+
+def _garbage() -> None:
+    _line().send_bytes(b"not a pickle")
+    _hang()
+
+
+def _half() -> None:
+    os.write(_line().fileno(), b"\x00\x00\x10\x00abc")
+    _hang()
+
+
+class UnspeakableError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+def _unspeakable() -> None:
+    raise UnspeakableError
+
+
+def _without_log() -> None:
+    os.close(1)
+    os.close(2)
+    sys.stdout.close()
+    sys.stderr.close()
+    raise ValueError("rank 1 is ill")
+
+
 _ACTS: dict[str, Callable[[], None]] = {
     "raise": _raise,
     "kill": _kill,
@@ -110,4 +175,9 @@ _ACTS: dict[str, Callable[[], None]] = {
     "hang": _hang,
     "memory_error": _memory_error,
     "device_oom": _device_oom,
+    "realtime_signal": _realtime_signal,
+    "garbage": _garbage,
+    "half": _half,
+    "unspeakable": _unspeakable,
+    "without_log": _without_log,
 }

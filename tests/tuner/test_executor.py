@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import resource
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.tuner.executor_contract import ExecutorContract, task
@@ -33,6 +36,31 @@ class TestLocalExecutor(ExecutorContract):
         outcome = executor.run(task("add", {"value": 1}, nodes=2))
         assert outcome.kind == "unplaced"
         assert "one node" in outcome.reason
+
+    def test_ranks_that_cannot_be_started_are_said_so(
+        self, executor: LocalExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        self.check_usable(executor)
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+        children = psutil.Process().children(recursive=True)
+        other = LocalExecutor()
+        for spare in (0, 1, 2, 14):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (psutil.Process().num_fds() + spare, hard))
+            try:
+                outcome = other.run(task("add", {"value": 1}, ranks=16))
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            assert outcome.kind == "start", outcome
+            assert "could not be started" in outcome.reason
+            assert list(tmp_path.iterdir()) == []
+            _, alive = psutil.wait_procs(
+                set(psutil.Process().children(recursive=True)) - set(children), timeout=10
+            )
+            assert alive == []
+        other.close()
+        monkeypatch.undo()
+        self.check_usable(executor)
 
     def test_a_rank_that_the_kernel_killed_for_memory_is_a_result(
         self, executor: LocalExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -22,7 +22,14 @@ def why_died(exit_code: int | None, kills_before: int | None) -> tuple[OutcomeKi
     kills = kernel_oom_kills()
     if -exit_code == signal.SIGKILL and None not in (kills, kills_before) and kills != kills_before:
         return "host_oom", "the kernel killed it for lack of host memory"
-    return "died", f"its process was killed by {signal.Signals(-exit_code).name}"
+    return "died", f"its process was killed by {_signal_name(-exit_code)}"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # one of the real-time signals
+        return f"signal {number}"
 
 
 def kernel_oom_kills() -> int | None:

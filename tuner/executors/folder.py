@@ -25,7 +25,11 @@ class GangFolder:
     def __init__(self) -> None:
         _remove_abandoned()
         self.path = Path(tempfile.mkdtemp(prefix=_PREFIX))
-        self._held = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            self._held = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+        except OSError:
+            self.path.rmdir()
+            raise
         fcntl.flock(self._held, fcntl.LOCK_EX)
 
     def log(self, rank: int) -> Path:

@@ -12,11 +12,12 @@ import importlib
 import os
 import resource
 import shutil
+import signal
 import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -36,7 +37,8 @@ _COLLECTIVE_TIMEOUT = timedelta(hours=2)
 
 def serve(place: Place, pipe: Connection, lifeline: Connection) -> None:
     """Body of the process."""
-    threading.Thread(target=_end_with, args=(lifeline, place.log), daemon=True).start()
+    end = threading.Thread(target=_end_with, args=(lifeline, place.log), daemon=True)
+    end.start()
     if place.log is not None:
         _redirect(place.log)
     os.environ |= {
@@ -60,8 +62,9 @@ def serve(place: Place, pipe: Connection, lifeline: Connection) -> None:
             function, payload, host_limit_bytes = pipe.recv()
         except EOFError:
             break
-        pipe.send(_run(ranks, pipe, function, payload, host_limit_bytes))
+        _answer(pipe, _run(ranks, pipe, function, payload, host_limit_bytes))
     dist.destroy_process_group()
+    end.join()
 
 
 def load(reference: str) -> Any:
@@ -88,14 +91,31 @@ def _run(
     except BaseException as error:  # whatever a rank does, its supervisor hears of it
         kind = _kind(error)
         text = _said(error) if kind in ("device_oom", "host_oom", "invalid") else traceback.format_exc()
-        traceback.print_exc()
+        with suppress(Exception):  # the task may have closed the log
+            traceback.print_exc()
         return ("error", kind, text)
+
+
+def _answer(pipe: Connection, message: tuple[Any, ...]) -> None:
+    try:
+        pipe.send(message)
+    except OSError:
+        raise
+    except Exception as error:  # a result that cannot be sent
+        pipe.send(("error", "raised", f"its result cannot be sent: {_text(error)}"))
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error).strip()
+    except Exception:  # an exception of the task's own
+        return ""
 
 
 def _kind(error: BaseException) -> str:
     if isinstance(error, torch.OutOfMemoryError):
         return "device_oom"
-    text = str(error)
+    text = _text(error)
     # torch's CPU allocator raises a plain RuntimeError; only its text tells
     no_memory = isinstance(error, RuntimeError) and ("can't allocate memory" in text or "bad_alloc" in text)
     if isinstance(error, MemoryError) or no_memory:
@@ -108,7 +128,7 @@ def _kind(error: BaseException) -> str:
 
 
 def _said(error: BaseException) -> str:
-    text = str(error).strip()
+    text = _text(error)
     return text.splitlines()[0] if text else type(error).__name__
 
 
@@ -192,4 +212,4 @@ def _end_with(lifeline: Connection, log: str | None) -> None:
     except (EOFError, OSError):
         if log is not None:
             shutil.rmtree(Path(log).parent, ignore_errors=True)
-        os._exit(0)
+        os.killpg(0, signal.SIGKILL)  # this process, which leads its group, and its children

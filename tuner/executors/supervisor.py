@@ -79,6 +79,8 @@ class _Watch:
             self.last_progress[rank] += seconds
 
     def take(self, rank: int, message: Message, on_progress: Progress | None) -> None:
+        if rank not in self.pending:  # it has answered
+            return
         match message:
             case ("progress", progress):
                 self.last_progress[rank] = monotonic()
@@ -165,7 +167,11 @@ class GangExecutor(ABC):
             if not (same and gang.alive()):
                 self._discard(task.timers.cancel_s)
         if self._gang is None:
-            self._gang = self.make(task, cancelled)
+            try:
+                self._gang = self.make(task, cancelled)
+            except (OSError, EOFError, RuntimeError) as error:  # no descriptors, no processes, no disk
+                reason = f"its processes could not be started: {type(error).__name__}: {error}"
+                raise Unplaced(GangOutcome("start", reason=reason)) from error
             self._joining = set(range(task.ranks))
         _join(self._gang, self._joining, task, cancelled)
         return self._gang
