@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -27,6 +28,15 @@ DEFAULT_URL = "sqlite:///flatpeak.db"
 _BUSY_S = 60.0
 _READ_ONLY = "flatpeak_read_only"
 _PENDING_EVENTS = "flatpeak_pending_events"
+_SQLITE_PASSING = (
+    sqlite3.SQLITE_BUSY,
+    sqlite3.SQLITE_LOCKED,
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_PROTOCOL,
+)
+# SQLSTATE: rolled back (a deadlock), resources (a full disk), a lock or the time for a statement not to be had.
+_POSTGRES_PASSING = ("40", "53", "55P03", "57014")
 # Any number, the same in every process of flatpeak: the names of two advisory locks.
 _MIGRATION_LOCK, _EVENT_LOCK = 7_301_554, 7_301_555
 
@@ -46,7 +56,10 @@ def queue_event(session: Session, row: Event) -> None:
 
 
 class DatabaseUnreachable(RuleError):
-    """The database did not answer, or went away while it was spoken to: what was being written may be lost."""
+    """The database did not answer, was too busy or full, or went away while it was spoken to.
+
+    What was being written may be lost; the same may succeed later.
+    """
 
 
 class Database:
@@ -153,6 +166,12 @@ class Database:
         try:
             yield
         except OperationalError as error:
+            if _will_pass(error):
+                raise DatabaseUnreachable(
+                    rule="the database must be free to work, with room on its disk",
+                    value=self.url,
+                    remedy=f"Try again; if it goes on, see what holds it or fills its disk. {_cause(error)}",
+                ) from error
             # a server that has restarted meanwhile answers again, and has forgotten the transaction
             if not error.connection_invalidated and self._reachable():
                 raise _explain_schema(error, self.url) or error from error
@@ -167,7 +186,7 @@ class Database:
     def _reachable(self) -> bool:
         try:
             with self.engine.connect() as connection:
-                connection.exec_driver_sql("SELECT 1")
+                connection.execution_options(**{_READ_ONLY: True}).exec_driver_sql("SELECT 1")
         except OperationalError:
             return False
         return True
@@ -212,6 +231,14 @@ def _read_url(text_: str) -> URL:
 def _cause(error: DBAPIError) -> str:
     """The driver's first line; drivers do not print passwords."""
     return f"The driver said: {str(error.orig).strip().splitlines()[0]}" if str(error.orig).strip() else ""
+
+
+def _will_pass(error: DBAPIError) -> bool:
+    """Whether the database is there and could not do it at this moment: locked, deadlocked, full."""
+    code = getattr(error.orig, "sqlite_errorcode", None)
+    if code is not None:
+        return code & 0xFF in _SQLITE_PASSING
+    return str(getattr(error.orig, "sqlstate", None)).startswith(_POSTGRES_PASSING)
 
 
 def _explain_schema(error: DBAPIError, url: str) -> RuleError | None:

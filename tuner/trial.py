@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 import traceback
@@ -24,6 +25,7 @@ from tuner.modes import split_modes
 from tuner.registry import OperatorAdapter, load_adapter, reference
 from tuner.sweep_spec import SweepSpec
 
+_LOG = logging.getLogger("flatpeak.worker")
 # What a rank needs beside the tensors that Eq. 6 counts: stacks, buffers of gloo, freed memory not given back.
 _HOST_SLACK_BYTES = 512 * 2**20
 _STATES: dict[OutcomeKind, TrialState] = {
@@ -47,6 +49,11 @@ class Leases:
     @classmethod
     def of(cls, lease_s: float) -> Leases:
         return cls(lease_s, lease_s / 6)
+
+    @property
+    def silence_s(self) -> float:
+        """How long the database may be silent until ranks must stop: they need a moment before the lease is over."""
+        return self.lease_s - self.heartbeat_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,10 +203,12 @@ def _launch(
 ) -> tuple[GangOutcome, bool]:
     """The outcome, and whether the user asked for a cancellation (not ``stop``, nor a lost claim)."""
     with database.session() as session:
+        heard = monotonic()
         TrialRepository(session).start(
             claim,
             hardware_id=site.hardware_id,
             software=site.software,
+            lease_s=leases.lease_s,
         )
     known, spread = _known_front(database, claim.trial.sweep_id) if spec.prunes else ([], slack(()))
     request = MeasureRequest(
@@ -228,7 +237,7 @@ def _launch(
         if rank == 0 and on_progress is not None:
             on_progress(progress)
 
-    with Heart(database, claim.claim_id, leases) as heart:
+    with Heart(database, claim.claim_id, leases, heard) as heart:
         outcome = executor.run(task, on_progress=hear, cancelled=lambda: heart.must_stop or stop())
     return outcome, heart.cancelled
 
@@ -242,10 +251,15 @@ def _known_front(database: Database, sweep_id: str) -> tuple[list[Point], float]
 
 
 class Heart:
-    """Extends the lease from the supervisor while the ranks work, and hears when they must stop."""
+    """Extends the lease from the supervisor while the ranks work, and hears when they must stop.
 
-    def __init__(self, database: Database, claim_id: str, leases: Leases) -> None:
+    Args:
+        heard: ``monotonic()`` when the lease began.
+    """
+
+    def __init__(self, database: Database, claim_id: str, leases: Leases, heard: float) -> None:
         self._database, self._claim_id, self._leases = database, claim_id, leases
+        self._heard = heard
         self._done = threading.Event()
         self._stop = threading.Event()
         self.cancelled = False
@@ -253,8 +267,11 @@ class Heart:
 
     @property
     def must_stop(self) -> bool:
-        """The user cancelled, or the claim is gone, or the database has been silent for a whole lease."""
-        return self._stop.is_set()
+        """The user cancelled, or the claim is gone, or the lease is almost over and the database silent.
+
+        Asked, not told: a heartbeat may wait for a lock longer than the lease lasts.
+        """
+        return self._stop.is_set() or monotonic() - self._heard > self._leases.silence_s
 
     def __enter__(self) -> Heart:
         self._thread.start()
@@ -265,16 +282,15 @@ class Heart:
         self._thread.join()
 
     def _beat(self) -> None:
-        heard = monotonic()
         while not self._done.wait(self._leases.heartbeat_s):
             try:
                 with self._database.session() as session:
+                    heard = monotonic()  # now, not before: that may have been a long wait for others' writes
                     beat = TrialRepository(session).heartbeat(self._claim_id, lease_s=self._leases.lease_s)
-            except DatabaseUnreachable:  # it may come back before the lease runs out
-                if monotonic() - heard > self._leases.lease_s:
-                    self._stop.set()
+            except Exception as error:  # it may pass before the lease runs out; else must_stop says so
+                _LOG.warning("a heartbeat of %s failed: %s", self._claim_id, error)
                 continue
-            heard = monotonic()
+            self._heard = heard
             self.cancelled = beat.alive and beat.cancel
             if beat.cancel or not beat.alive:
                 self._stop.set()

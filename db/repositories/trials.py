@@ -207,8 +207,15 @@ class TrialRepository:
         self._tell(trial, _S.PLACING, attempt=attempt.id, worker=worker)
         return Claim(claim_id, trial, attempt)
 
-    def start(self, claim: Claim, *, hardware_id: str | None = None, software: Json | None = None) -> None:
-        """placing → running, with what it runs on.
+    def start(
+        self,
+        claim: Claim,
+        *,
+        hardware_id: str | None = None,
+        software: Json | None = None,
+        lease_s: float | None = None,
+    ) -> None:
+        """placing → running, with what it runs on; its lease begins anew where ``lease_s`` is given.
 
         Raises:
             ClaimLost: the claim no longer holds the trial.
@@ -219,6 +226,8 @@ class TrialRepository:
             .where(Attempt.claim_id == claim.claim_id)
             .values(started_at=database_now(), hardware_id=hardware_id, software_json=software)
         )
+        if lease_s is not None:
+            self.heartbeat(claim.claim_id, lease_s=lease_s)
         self._tell(trial, _S.RUNNING, attempt=claim.attempt.id)
 
     def heartbeat(self, claim_id: str, *, lease_s: float = 60.0) -> Beat:

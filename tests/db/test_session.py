@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,10 @@ from sqlalchemy import text
 
 from cost_model.errors import RuleError
 from db.repositories import EventRepository, ModelRepository, SweepRepository
-from db.session import Database, database_url
+from db.session import Database, DatabaseUnreachable, database_url
 from db.tables import Base
 from tests.db.test_trials import make_sweep
+from tests.postgres import drop_database, new_database
 
 
 def test_migrations_make_the_tables_that_the_code_declares(empty_url: str) -> None:
@@ -74,6 +76,71 @@ def test_an_unreachable_database_is_named_without_its_password() -> None:
         assert "s3cret" not in str(refused.value)
         assert "s3cret" not in str(refused.value.__cause__)
     assert "s3cret" not in database.url
+
+
+def test_a_lock_that_others_hold_passes(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("db.session._BUSY_S", 0.05)
+    sweep_id = make_sweep(database, 0)
+    url = database._url.render_as_string(hide_password=False)
+    other = Database(url)
+
+    def lock() -> None:
+        with other.session() as session:
+            if other.dialect == "postgresql":
+                session.execute(text("SET LOCAL lock_timeout = '50ms'"))
+            SweepRepository(session).get(sweep_id, lock=True)
+
+    with database.session() as holder:
+        SweepRepository(holder).get(sweep_id, lock=True)
+        with pytest.raises(DatabaseUnreachable, match="free to work") as refused:
+            lock()
+        assert "lock" in refused.value.remedy
+    lock()
+    other.close()
+
+
+@pytest.mark.postgres
+def test_two_writers_in_each_other_s_way_are_told_to_try_again() -> None:
+    url = new_database()
+    databases = [Database(url), Database(url)]
+    databases[0].migrate()
+    sweeps = [make_sweep(databases[0], 0) for _ in range(2)]
+    both_hold = threading.Barrier(2)
+    refused: list[Exception] = []
+
+    def write(me: int) -> None:
+        try:
+            with databases[me].session() as session:
+                SweepRepository(session).get(sweeps[me], lock=True)
+                both_hold.wait(30)
+                SweepRepository(session).get(sweeps[1 - me], lock=True)
+        except DatabaseUnreachable as error:
+            refused.append(error)
+
+    threads = [threading.Thread(target=write, args=(me,)) for me in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for one in databases:
+        one.close()
+    drop_database(url)
+    assert ["deadlock" in str(error) for error in refused] == [True]
+
+
+def test_a_full_disk_may_pass(tmp_path: Path) -> None:
+    database = Database(f"sqlite:///{tmp_path}/x.db")
+    database.migrate()
+
+    def write(most_pages: int) -> None:
+        with database.session() as session:
+            session.execute(text(f"PRAGMA max_page_count = {most_pages}"))
+            ModelRepository(session).put("m", {"text": "x" * 1_000_000})
+
+    with pytest.raises(DatabaseUnreachable, match="full"):
+        write(1)  # no larger than it is already
+    write(1_000_000)
+    database.close()
 
 
 @pytest.mark.parametrize(
