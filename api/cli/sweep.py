@@ -12,7 +12,7 @@ from api.cli.executors import ExecutorOption, RayAddressOption
 from api.cli.groups import group_of
 from api.cli.stopping import Stopping
 from api.cli.sweep_live import Live
-from api.cli.sweep_output import SHOWN, report, target_text
+from api.cli.sweep_output import SHOWN, report, state_text, target_text
 
 if TYPE_CHECKING:
     from db.session import Database
@@ -172,7 +172,7 @@ def show_all(
             s.name,
             s.operator,
             target_text(s),
-            s.state,
+            state_text(s),
             str(sum(s.trials.values())),
             s.created_at or "",
         )

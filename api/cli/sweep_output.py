@@ -47,6 +47,11 @@ def target_text(sweep: Sweep) -> str:
     return f"{sweep.ranks} × {sweep.device}" + (f" on {nodes} nodes" if nodes > 1 else "")
 
 
+def state_text(sweep: Sweep) -> str:
+    """The state; of a running sweep also that nobody works on it."""
+    return f"{sweep.state} (nobody works on it)" if sweep.worked_on is False else sweep.state
+
+
 def _facts(sweep: Sweep, trials: list[Trial]) -> list[tuple[str, str]]:
     counts = ", ".join(f"{state} {number}" for state, number in sorted(sweep.trials.items())) or "none"
     shape = " ".join(f"{key}={value}" for key, value in sweep.spec.get("shape", {}).items())
@@ -55,7 +60,7 @@ def _facts(sweep: Sweep, trials: list[Trial]) -> list[tuple[str, str]]:
         bytes_text(cap) if cap is not None else "the card" if sweep.device == "cuda" else "its share of RAM"
     )
     pairs = [
-        ("state", sweep.state),
+        ("state", state_text(sweep)),
         ("operator", f"{sweep.operator} ({sweep.provider})"),
         ("target", target_text(sweep) + (f", only {sweep.hardware_id}" if sweep.hardware_id else "")),
         ("shape", shape),

@@ -46,8 +46,17 @@ class Sweep(BaseModel):
     hardware_id: str | None
     state: str
     reason: str | None
-    max_trials: int
-    trials: dict[str, int] = Field(description="How many trials are in each state")
+    worked_on: bool | None = Field(
+        description="Of a running sweep: whether a worker holds a trial of it, or did within the last minute"
+    )
+    max_trials: int = Field(
+        description="Most trials that are launched. With grid and random no more than the space has points; what was "
+        "asked for is spec.max_trials. Trials that their bound rules out are never launched: they are counted under "
+        "trials (infeasible), and with tpe, gp and model not in max_trials"
+    )
+    trials: dict[str, int] = Field(
+        description="How many trials are in each state, those ruled out by their bound among the infeasible"
+    )
     memory_limit_bytes: int | None = Field(description="Cap on the peak of one rank; null: the card's")
     spec: dict[str, Any]
     created_at: str | None
@@ -76,6 +85,10 @@ class Trial(BaseModel):
     bound_bytes: int | None = Field(description="Eq. 6 bound of the operator on one rank")
     bound_terms: dict[str, int] | None
     latency_s: float | None = Field(description="Median of the fast mode, maximum over ranks")
+    slow_s: float | None = Field(
+        description="Median of the slow mode; null where the latencies have one mode"
+    )
+    slow_share: float | None = Field(description="Share of the repeats that fell into the slow mode")
     peak_bytes: int | None = Field(description="Highest measured peak over ranks")
     reason_kind: str | None
     reason: str | None

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from api.errors import Conflict, NotFound
 from api.schemas.common import Page, decode_cursor, decode_number, encode_cursor, timestamp
 from api.schemas.sweeps import Attempt, Sample, Sweep, Trial, TrialDetail
+from db.clock import database_now
+from db.lifecycle import SweepState
 from db.repositories import SampleRepository, SweepRepository, TrialRepository
 from db.tables import Attempt as AttemptRow
 from db.tables import Sample as SampleRow
@@ -17,9 +20,13 @@ from db.tables import Sweep as SweepRow
 from db.tables import Trial as TrialRow
 
 _SCAN = 500
+_LATELY_S = 60.0
+_WORKERS = 64
+SLOW_MODE = ("slow_s", "slow_share")
+"""What a trial's result says of its slow mode, where its latencies had two."""
 
 
-def sweep_view(row: SweepRow, counts: dict[str, int], limit: int | None = None) -> Sweep:
+def sweep_view(row: SweepRow, counts: dict[str, int], *, worked_on: bool | None) -> Sweep:
     """One row as the API shows it."""
     return Sweep(
         id=row.id,
@@ -32,13 +39,38 @@ def sweep_view(row: SweepRow, counts: dict[str, int], limit: int | None = None) 
         hardware_id=row.hardware_id,
         state=row.state,
         reason=row.reason,
+        worked_on=worked_on,
         max_trials=row.max_trials,
         trials=counts,
-        memory_limit_bytes=limit if limit is not None else row.spec_json.get("memory_limit_bytes"),
+        memory_limit_bytes=row.spec_json.get("memory_limit_bytes"),
         spec=row.spec_json,
         created_at=timestamp(row.created_at),
         started_at=timestamp(row.started_at),
         finished_at=timestamp(row.finished_at),
+    )
+
+
+def _worked_on(session: Session, row: SweepRow) -> bool | None:
+    """Whether somebody works on a running sweep: holds a trial of it, or held one within the last minute.
+
+    A worker of this machine that has ended does not count, whatever its lease says; nor does this process, which asks.
+    """
+    if row.state != SweepState.RUNNING:
+        return None
+    from tuner.worker import is_dead, worker_name
+
+    attempts = session.scalars(
+        select(AttemptRow)
+        .where(AttemptRow.sweep_id == row.id)
+        .order_by(AttemptRow.finished_at.is_not(None), AttemptRow.claimed_at.desc(), AttemptRow.id.desc())
+        .limit(_WORKERS)
+    )
+    now = session.scalar(select(database_now())) or 0.0
+    return any(
+        (one.lease_expires_at if one.finished_at is None else one.finished_at + _LATELY_S) > now
+        and one.worker != worker_name()
+        and not is_dead(one.worker)
+        for one in attempts
     )
 
 
@@ -57,6 +89,7 @@ def _trial_fields(row: TrialRow) -> dict[str, Any]:
         "bound_bytes": row.bound_bytes,
         "bound_terms": row.bound_terms_json,
         "latency_s": row.latency_s,
+        **{name: (row.result_json or {}).get(name) for name in SLOW_MODE},
         "peak_bytes": row.peak_bytes,
         "reason_kind": row.reason_kind,
         "reason": row.reason,
@@ -99,7 +132,7 @@ def list_sweeps(
     page = sweeps.page(cursor=decode_cursor(cursor), limit=limit, operator=operator, state=state)
     counts = sweeps.counts_of([row.id for row in page.items])
     return Page(
-        items=[sweep_view(row, counts[row.id]) for row in page.items],
+        items=[sweep_view(row, counts[row.id], worked_on=_worked_on(session, row)) for row in page.items],
         next_cursor=encode_cursor(page.next_cursor) if page.next_cursor else None,
     )
 
@@ -114,7 +147,7 @@ def get_sweep(session: Session, sweep_id: str) -> Sweep:
     row = sweeps.find(sweep_id)
     if row is None:
         raise NotFound("sweep", sweep_id)
-    return sweep_view(row, sweeps.counts(sweep_id))
+    return sweep_view(row, sweeps.counts(sweep_id), worked_on=_worked_on(session, row))
 
 
 def cancel_sweep(session: Session, sweep_id: str) -> Sweep:

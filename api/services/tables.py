@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 from api.schemas.attempts import AttemptSpan
 from api.schemas.common import Page, decode_cursor, encode_cursor, timestamp
 from api.schemas.sweeps import Sample
-from api.services.sweeps import get_sweep, knob_text, matching
+from api.services.sweeps import SLOW_MODE, get_sweep, knob_text, matching
 from db.repositories import SampleRepository, TrialRepository
 from db.repositories.samples import COLUMNS, SampleRow
 from db.session import Database
@@ -102,14 +102,16 @@ def trials_csv(database: Database, sweep_id: str, states: set[str], knobs: dict[
     names = sorted(
         {name for row in matching(_trials(database, sweep_id), states, knobs) for name in row.config_json}
     )
-    answers = ("latency_s", "peak_bytes", "bound_bytes", "reason_kind", "reason")
+    answers = ("peak_bytes", "bound_bytes", "reason_kind", "reason")
 
     def line(row: Trial) -> list[Any]:
         config = [knob_text(row.config_json[name]) if name in row.config_json else "" for name in names]
-        return [row.number, row.id, row.state, *config, *(getattr(row, name) for name in answers)]
+        slow = [(row.result_json or {}).get(name) for name in SLOW_MODE]
+        rest = [getattr(row, name) for name in answers]
+        return [row.number, row.id, row.state, *config, row.latency_s, *slow, *rest]
 
     kept = matching(_trials(database, sweep_id), states, knobs)
-    return _csv(("number", "id", "state", *names, *answers), map(line, kept))
+    return _csv(("number", "id", "state", *names, "latency_s", *SLOW_MODE, *answers), map(line, kept))
 
 
 def _trials(database: Database, sweep_id: str) -> Iterator[Trial]:

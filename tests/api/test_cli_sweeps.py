@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from time import time
 from typing import Any
 
 import pytest
@@ -12,10 +13,12 @@ from hypothesis import strategies as st
 
 from api.cli import main
 from api.units import bytes_text, reason_text
-from db.repositories import SweepRepository
+from db.repositories import SweepRepository, TrialRepository
 from db.session import Database
+from db.tables import Attempt
 from tests.api.seed import seed_sweep
 from tuner.sweep import create_sweep, parse_sweep
+from tuner.worker import worker_name
 
 TINY: dict[str, Any] = {
     "operator": "ring_dtp",
@@ -238,3 +241,35 @@ def test_a_file_that_is_no_table_is_told_in_our_words(
     (tmp_path / "a.csv").write_bytes(content)
     assert says in refused(capsys, "replay", "a.csv")["remedy"]
     assert "Is a directory" in refused(capsys, "replay", ".")["remedy"]
+
+
+@pytest.mark.parametrize(
+    ("worker", "ended_before_s", "attended"),
+    [
+        ("elsewhere/1/1", None, True),  # it holds a trial
+        (f"{worker_name().split('/')[0]}/4194305/1", None, False),  # it held one and is no more
+        (worker_name(), None, False),  # this process asks, it does not work
+        ("elsewhere/1/1", 5.0, True),  # between two trials
+        ("elsewhere/1/1", 500.0, False),
+    ],
+)
+def test_a_running_sweep_that_nobody_works_on_says_so(
+    capsys: pytest.CaptureFixture[str],
+    database: Database,
+    worker: str,
+    ended_before_s: float | None,
+    attended: bool,
+) -> None:
+    sweep_id = seed_sweep(database, finish=False).sweep_id
+    assert Ran(capsys, "sweep", "show", sweep_id, "--json").json["worked_on"] is None
+    with database.session() as session:
+        claim = TrialRepository(session).claim(worker)
+        assert claim is not None
+        SweepRepository(session).mark_running(sweep_id)
+        if ended_before_s is not None:
+            TrialRepository(session).release(claim, "told to stop")
+            attempt = session.get_one(Attempt, claim.attempt.id)
+            attempt.finished_at = (attempt.finished_at or time()) - ended_before_s
+    assert Ran(capsys, "sweep", "show", sweep_id, "--json").json["worked_on"] is attended
+    for words in (("sweep", "list"), ("sweep", "show", sweep_id)):
+        assert ("running (nobody works on it)" in Ran(capsys, *words).out) is not attended

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import tracemalloc
 from typing import Any
 
@@ -15,7 +17,7 @@ from db.repositories.trials import NewTrial
 from db.session import Database
 from db.tables import Sample
 from tests.api.conftest import Served
-from tests.api.seed import seed_sweep
+from tests.api.seed import seed_mixed, seed_sweep
 
 
 def many_samples(database: Database, rows: int) -> str:
@@ -89,6 +91,16 @@ def test_trials_with_different_knobs_share_one_table(database: Database) -> None
     assert lines[0].startswith("number,id,state,other_knob,ring_mode,strip_rows,")
     assert len(lines) == 1 + 8 + 2500
     assert len("".join(trials_csv(database, sweep_id, set(), {"other_knob": "7"})).splitlines()) == 2
+
+
+def test_the_slow_mode_stands_beside_the_latency(served: Served) -> None:
+    sweep_id = seed_mixed(served.database)
+    rows = list(csv.DictReader(io.StringIO("".join(trials_csv(served.database, sweep_id, set(), {})))))
+    names = list(rows[0])
+    assert names[names.index("latency_s") :][:3] == ["latency_s", "slow_s", "slow_share"]
+    assert [(row["slow_s"], row["slow_share"]) for row in rows[:2]] == [("0.07", "0.4"), ("", "")]
+    items = served.client.get(f"/v1/sweeps/{sweep_id}/trials").json()["items"]
+    assert [(one["slow_s"], one["slow_share"]) for one in items[:2]] == [(0.07, 0.4), (None, None)]
 
 
 def test_a_table_of_nothing_known_is_refused_before_it_starts(served: Served) -> None:
