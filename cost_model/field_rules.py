@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
+
+from pydantic import BaseModel, ValidationInfo, field_validator
 
 _KINDS = {
     "int": "a whole number",
@@ -73,3 +76,25 @@ def sentence(finding: Mapping[str, Any], whole: str) -> str:
     rule = rule_of(finding)
     place = place_of(finding, whole)
     return f"{place}: {rule}" if finding["type"] in ("value_error", "assertion_error") else f"{place} {rule}"
+
+
+class NumberFields(BaseModel):
+    """A model whose numbers are not given as ``true`` or ``false``, which pydantic reads as 1 and 0."""
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_boolean(cls, value: Any, info: ValidationInfo) -> Any:
+        if isinstance(value, bool) and info.field_name is not None:
+            kinds = _members(cls.model_fields[info.field_name].annotation)
+            if bool not in kinds and (int in kinds or float in kinds):
+                raise ValueError("must be a number, not true or false")
+        return value
+
+
+def _members(annotation: Any) -> list[Any]:
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        return _members(get_args(annotation)[0])
+    if origin in (Union, UnionType):
+        return [member for part in get_args(annotation) for member in _members(part)]
+    return [annotation]

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from cost_model.errors import RuleError
-from cost_model.field_rules import sentence
+from cost_model.field_rules import NumberFields, sentence
 from cost_model.text_file import read_text, unstorable
 from tuner.executors.base import Timers
 from tuner.space import Scalar
@@ -21,7 +21,7 @@ _MOST_SECONDS = 30 * 86_400
 _Allowance = Annotated[float, Field(gt=0, le=_MOST_SECONDS)]
 
 
-class _Strict(BaseModel):
+class _Strict(NumberFields):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 

@@ -10,13 +10,14 @@ from typing import Generic, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from api.errors import BadRequest
+from cost_model.field_rules import NumberFields
 from cost_model.text_file import unstorable
 
 Item = TypeVar("Item")
 MAX_PAGE = 500
 
 
-class Body(BaseModel):
+class Body(NumberFields):
     """A request body: an unknown key is an error, never silently dropped."""
 
     model_config = ConfigDict(extra="forbid")

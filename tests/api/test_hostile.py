@@ -190,6 +190,27 @@ def test_nothing_nested_breaks_the_server(served: Served, address: str, path: tu
                 assert answer.json()["remedy"]
 
 
+@pytest.mark.parametrize(
+    ("address", "path"),
+    [
+        *(("/v1/sweeps", (name,)) for name in ("repeats", "max_trials", "seed", "memory_limit_bytes")),
+        *(("/v1/sweeps", path) for path in (("target", "ranks"), ("target", "nodes"), ("timers", "run_s"))),
+        *(("/v1/plans", ("workload", name)) for name in ("context_tokens", "imbalance")),
+        *(("/v1/plans", path) for path in (("cluster", "nodes"), ("options", "fixed", "chunk_tokens"))),
+    ],
+    ids=str,
+)
+def test_true_is_no_number(served: Served, address: str, path: tuple[str, ...]) -> None:
+    body = json.loads(json.dumps(VALID[address]))
+    place = body
+    for key in path[:-1]:
+        place = place.setdefault(key, {})
+    place[path[-1]] = True
+    answer = served.client.post(address, json=body)
+    assert answer.status_code == 422
+    assert answer.json()["rule"] == f"/{'/'.join(path)}: must be a number, not true or false"
+
+
 def test_brackets_inside_text_are_no_nesting(served: Served) -> None:
     odd = "[" * 100 + '\\"{' + "{[" * 100
     body = {"operator": "ring_dtp", "target": {"ranks": 1}, **SWEEPS["ring_dtp"], "name": odd[:200]}

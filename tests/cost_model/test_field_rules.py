@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from cost_model.field_rules import place_of, rule_of, sentence
+from cost_model.field_rules import NumberFields, place_of, rule_of, sentence
 
 
 class Inner(BaseModel):
@@ -69,3 +69,27 @@ def test_what_is_missing_is_asked_for() -> None:
         Form.model_validate({})
     (finding,) = caught.value.errors()
     assert (place_of(finding, "the form"), rule_of(finding)) == ("needed", "must be given")
+
+
+class Numbers(NumberFields):
+    count: int = 1
+    share: Annotated[float, Field(ge=0)] | None = None
+    flag: bool = False
+    either: bool | int = 0
+    listed: list[Annotated[int, Field(ge=0)]] = Field(default=[])
+
+
+@pytest.mark.parametrize("field", ["count", "share"])
+def test_true_is_no_number(field: str) -> None:
+    for value in (True, False):
+        with pytest.raises(ValidationError) as refused:
+            Numbers.model_validate({field: value})
+        (finding,) = refused.value.errors()
+        assert sentence(finding, "the form") == f"{field}: must be a number, not true or false"
+
+
+def test_true_stays_where_it_is_meant() -> None:
+    assert Numbers.model_validate({"flag": True, "either": True, "listed": [1]}).either is True
+    assert Numbers.model_validate({"count": 1, "share": None}).count == 1
+    with pytest.raises(ValidationError, match="valid list"):
+        Numbers.model_validate({"listed": True})
