@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("flatpeak.worker")
 _IDLE_S = 1.0
 _IDLE_STEP_S = 0.1
+# A sweep whose gang finds no room is tried again after this, each time twice as long; meanwhile others are worked on.
+_NO_ROOM_S = 2.0
+_NO_ROOM_MOST_S = 60.0
 # A database that restarts is waited for; one that stays away is an error.
 _PATIENCE_S = 300.0
 
@@ -60,6 +63,7 @@ class Worker:
         self._progress = progress
         self._specs: dict[str, SweepSpec] = {}
         self._unread: set[str] = set()
+        self._no_room: dict[str, tuple[float, float]] = {}  # pause, and when it is over
         self.name = worker_name()
 
     def run(self, stop: Callable[[], bool] | threading.Event) -> None:
@@ -101,7 +105,10 @@ class Worker:
     def _step(self, stop: Callable[[], bool]) -> bool:
         """Do one trial, or end what has no more; whether there was anything to do."""
         self._take_back()
-        able = self._able()
+        now = monotonic()
+        able = {
+            one: spec for one, spec in self._able().items() if self._no_room.get(one, (0.0, now))[1] <= now
+        }
         claim = self._claim(able)
         if claim is None:
             return self._extend_or_settle(able)
@@ -121,7 +128,13 @@ class Worker:
         if state in (TrialState.FAILED, TrialState.LOST):
             failures_pause(self._database, sweep_id)
         self._tell(sweep_id, None, None)
-        return state is not TrialState.QUEUED  # given back: there is no room for it at this moment
+        if state is TrialState.QUEUED:  # given back: there is no room for it at this moment
+            longer = 2 * self._no_room.get(sweep_id, (_NO_ROOM_S / 2, 0.0))[0]
+            pause = min(longer, _NO_ROOM_MOST_S)
+            self._no_room[sweep_id] = (pause, monotonic() + pause)
+        else:
+            self._no_room.pop(sweep_id, None)
+        return True
 
     def _able(self) -> dict[str, SweepSpec]:
         """Sweeps that may have work and that this machine can run, oldest first."""

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -19,6 +20,7 @@ from db.repositories import EventRepository, SweepRepository, TrialRepository
 from db.session import Database
 from tests.tuner.conftest import ToySpec
 from tests.tuner.in_process import InProcessExecutor
+from tuner.executors.base import GangOutcome, GangTask, Progress
 from tuner.executors.local import LocalExecutor
 from tuner.sweep import SweepProgress, create_sweep, run_sweep, spec_of
 from tuner.trial import Leases, run_trial
@@ -80,6 +82,57 @@ def test_a_gang_that_finds_no_room_is_no_answer(
     # room that was there when the trial was claimed may be gone
     assert run_trial(database, claim, spec_of(sweep), executor) is TrialState.QUEUED
     assert states(database, sweep_id) == ("queued", {"queued": 1})
+
+
+class FullExecutor(InProcessExecutor):
+    """Has no room for gangs of the other provider, so many times."""
+
+    def __init__(self, times: int) -> None:
+        super().__init__(lambda done: None)
+        self.times, self.tried = times, list[str]()
+
+    def run(
+        self,
+        task: GangTask,
+        *,
+        on_progress: Progress | None = None,
+        cancelled: Callable[[], bool] | None = None,
+    ) -> GangOutcome:
+        provider = str(task.payload["provider"])
+        self.tried.append(provider)
+        if provider == "other" and self.tried.count("other") <= self.times:
+            return GangOutcome("unplaced", reason="the cluster is full")
+        return super().run(task, on_progress=on_progress, cancelled=cancelled)
+
+
+def test_a_sweep_without_room_is_tried_again_ever_later_and_stops_no_other(
+    database: Database, toy_spec: ToySpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one_rank = {"ranks": 1}
+    full = create_sweep(database, toy_spec([1], ["ok"], target=one_rank, provider="other"))
+    mine = create_sweep(database, toy_spec([1, 2], ["ok"], target=one_rank))
+    executor = FullExecutor(times=4)
+    monkeypatch.setattr("tuner.worker._NO_ROOM_S", 3600.0)
+    monkeypatch.setattr("tuner.worker._NO_ROOM_MOST_S", 3600.0)
+    worker = Worker(database, lambda: executor, leases=QUICK)
+    worker.run(lambda: states(database, mine)[0] == "succeeded")
+    assert executor.tried == ["other", "flatpeak", "flatpeak"]
+    assert states(database, full) == ("running", {"queued": 1})
+    monkeypatch.setattr("tuner.worker._NO_ROOM_S", 0.01)
+    worker = Worker(database, lambda: executor, leases=QUICK)
+    pauses: list[float] = []
+
+    def idle() -> bool:
+        pauses.extend(pause for pause, _ in worker._no_room.values() if pause not in pauses)
+        return not worker.may_work()
+
+    worker.run(idle)
+    assert executor.tried[3:] == ["other"] * 4
+    assert pauses == [0.01, 0.02, 0.04]
+    assert states(database, full) == ("succeeded", {"succeeded": 1})
+    with database.reading() as session:
+        (trial,) = TrialRepository(session).of_sweep(full)
+    assert trial.losses == 0
 
 
 def test_a_sweep_that_cannot_be_read_here_is_left_to_others(
