@@ -114,6 +114,10 @@ def _place(
     if operator == "pipelined_llep":
         if "forward" not in seconds or "backward" not in seconds:
             return
+        try:
+            migrates = routing_values(shape, ranks)["migrated_experts"] > 0
+        except ValueError:  # which of the two kinds its router is cannot be told
+            return
         key: tuple[Any, ...] = (
             operator,
             shape["tokens_per_rank"],
@@ -125,7 +129,7 @@ def _place(
             nodes,
             scalar,
             # a router whose experts migrate says nothing of one whose experts stay, nor the other way round
-            routing_values(shape, ranks)["migrated_experts"] > 0,
+            migrates,
         )
         chunks = int(config["chunks"])
         chunk = -(-int(shape["tokens_per_rank"]) // chunks)

@@ -24,7 +24,6 @@ import numpy.typing as npt
 from scipy.special import log_ndtr, ndtr
 
 from cost_model.calibration_fit import Z90, fit_operator
-from cost_model.errors import RuleError
 from cost_model.rates import CostModel, Rate, RateView
 from cost_model.sample_formulas import FITTED, fitted_rates, sample_seconds
 from cost_model.samples import Observation
@@ -169,7 +168,7 @@ def _routing(operator: str, shape: Mapping[str, Any], ranks: int) -> dict[str, f
         return {}
     try:
         return routing_values(shape, ranks)
-    except (KeyError, RuleError):
+    except (KeyError, ValueError):  # the rules of operators are errors of value too
         return {}
 
 

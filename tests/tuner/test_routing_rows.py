@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from cost_model.errors import RuleError
 from operators.least_loaded import plan_least_loaded
 from operators.routing import profile
 from tuner.routing_rows import routing_values, with_routing
@@ -82,3 +83,54 @@ def test_given_numbers_and_other_operators_are_kept() -> None:
     assert list(mixed["shape_json"][:2]) == list(head["shape_json"])
     assert with_routing(head).equals(head)
     assert with_routing(head[:0]).empty
+
+
+def test_of_a_group_in_loopback_one_rank_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[int] = []
+
+    def counted(*given: Any, **named: Any) -> Any:
+        drawn.append(given[4])
+        return profile(*given, **named)
+
+    monkeypatch.setattr("operators.routing.profile", counted)
+    shape = {**LAYER, "tokens_per_rank": 60, "experts": 512, "profile": "random", "loopback": True}
+    assert routing_values(shape, 512)["imbalance"] >= 1.0
+    assert drawn == [0]
+    routing_values({**shape, "loopback": False}, 4)
+    assert drawn == [0, 0, 1, 2, 3]
+    routing_values({**shape, "profile": "drifting", "loopback": False}, 4)
+    assert drawn[5:] == [0]
+
+
+@pytest.mark.parametrize(
+    ("name", "tokens", "ranks", "loopback"),
+    [
+        ("random", 2**16, 4096, True),
+        ("random", 2**16, 4096, False),
+        ("rank_dependent", 2**12, 2**11, False),
+        ("random", 2**10, 2**11, False),
+        ("one_hot", 2**10, 4096, True),
+        ("balanced", 2**40, 8, False),
+        ("drifting", 2**30, 8, False),
+    ],
+)
+def test_what_takes_too_long_to_count_is_refused_and_marked(
+    name: str, tokens: int, ranks: int, loopback: bool
+) -> None:
+    shape = {"tokens_per_rank": tokens, "experts": 4096, "top_k": 8, "profile": name, "loopback": loopback}
+    with pytest.raises(RuleError, match="is counted for at most"):
+        routing_values(shape, ranks)
+    row = {"operator": "pipelined_llep", "shape_json": json.dumps(shape), "rank": 0, "ranks": ranks}
+    told = json.loads(with_routing(pd.DataFrame([row]))["shape_json"].iloc[0])
+    assert (told["imbalance"], told["ranks"]) == (None, ranks)
+
+
+@pytest.mark.parametrize(
+    "strange",
+    [{"experts": 0}, {"top_k": None}, {"profile": "sideways"}, {"ranks": 0}, {"tokens_per_rank": "x"}],
+)
+def test_a_shape_that_is_none_does_not_end_the_whole_table(strange: dict[str, Any]) -> None:
+    told = with_routing(pd.concat([rows({**LAYER, **strange}, 4), rows(LAYER, 4)], ignore_index=True))
+    found = [json.loads(text)["imbalance"] for text in told["shape_json"]]
+    assert found[:4] == [None] * 4
+    assert None not in found[4:]
