@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import resource
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +16,16 @@ import pytest
 from tests.tuner.executor_contract import ExecutorContract, task
 from tuner.executors import deaths
 from tuner.executors.local import LocalExecutor
+
+_SUPERVISOR = """
+from tests.tuner.executor_contract import task
+from tuner.executors.local import LocalExecutor
+
+LocalExecutor().run(
+    task("leave_children", {"act": "hang"}),
+    on_progress=lambda rank, progress: print(*progress["children"], flush=True),
+)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +73,17 @@ class TestLocalExecutor(ExecutorContract):
         other.close()
         monkeypatch.undo()
         self.check_usable(executor)
+
+    def test_children_of_ranks_do_not_outlive_a_supervisor_that_is_killed(self) -> None:
+        with subprocess.Popen(
+            [sys.executable, "-c", _SUPERVISOR], stdout=subprocess.PIPE, text=True
+        ) as supervisor:
+            assert supervisor.stdout is not None
+            children = [psutil.Process(int(pid)) for pid in supervisor.stdout.readline().split()]
+            supervisor.kill()
+        assert len(children) == 2
+        _, alive = psutil.wait_procs(children, timeout=20)
+        assert alive == []
 
     def test_a_rank_that_the_kernel_killed_for_memory_is_a_result(
         self, executor: LocalExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
