@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from api.errors import Conflict, NotFound
+from api.errors import Conflict, NotFound, RuleError
 from api.schemas.common import Page, decode_cursor, decode_number, encode_cursor, timestamp
 from api.schemas.sweeps import Attempt, Sample, Sweep, Trial, TrialDetail
 from db.clock import database_now
@@ -18,6 +18,8 @@ from db.tables import Attempt as AttemptRow
 from db.tables import Sample as SampleRow
 from db.tables import Sweep as SweepRow
 from db.tables import Trial as TrialRow
+from tuner.registry import load_adapter, operator_names
+from tuner.sweep_spec import SweepSpec
 
 _SCAN = 500
 _LATELY_S = 60.0
@@ -187,6 +189,33 @@ def knob_text(value: object) -> str:
     return str(value)
 
 
+def check_knobs(session: Session, sweep_id: str, asked: Iterable[str]) -> None:
+    """Refuse filters by knobs that the sweep's operator, its file and its trials do not know.
+
+    Raises:
+        NotFound: there is no such sweep.
+        RuleError: an unknown knob.
+    """
+    row = SweepRepository(session).find(sweep_id)
+    if row is None:
+        raise NotFound("sweep", sweep_id)
+    unknown = set(asked) - set(row.spec_json.get("space", {}))
+    if not unknown:
+        return
+    trials = TrialRepository(session).of_sweep(sweep_id)
+    known = {*row.spec_json.get("space", {}), *(name for trial in trials for name in trial.config_json)}
+    if row.operator in operator_names():
+        spec = SweepSpec.model_validate(row.spec_json)
+        space = load_adapter(row.operator).space(spec.shape, spec.target.group_size, spec.provider)
+        known |= {knob.name for knob in space.knobs}
+    if unknown := unknown - known:
+        raise RuleError(
+            rule="a filter knob.NAME names a knob of the sweep",
+            value=sorted(unknown)[0],
+            remedy=f"Knobs there are: {', '.join(sorted(known)) or 'none'}.",
+        )
+
+
 def list_trials(
     session: Session,
     sweep_id: str,
@@ -196,8 +225,13 @@ def list_trials(
     states: set[str],
     knobs: dict[str, str],
 ) -> Page[Trial]:
-    """A page of a sweep's trials by number."""
-    get_sweep(session, sweep_id)
+    """A page of a sweep's trials by number.
+
+    Raises:
+        NotFound: there is no such sweep.
+        RuleError: a filter names a knob that the sweep does not have.
+    """
+    check_knobs(session, sweep_id, knobs)
     position = decode_number(cursor)
     place = None if position is None else str(position)
     found: list[Trial] = []

@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 from api.schemas.attempts import AttemptSpan
 from api.schemas.common import Page, decode_cursor, encode_cursor, timestamp
 from api.schemas.sweeps import Sample
-from api.services.sweeps import SLOW_MODE, get_sweep, knob_text, matching
+from api.services.sweeps import SLOW_MODE, check_knobs, get_sweep, knob_text, matching
 from db.repositories import SampleRepository, TrialRepository
 from db.repositories.samples import COLUMNS, SampleRow
 from db.session import Database
@@ -96,9 +96,10 @@ def trials_csv(database: Database, sweep_id: str, states: set[str], knobs: dict[
 
     Raises:
         NotFound: there is no such sweep (before the first piece).
+        RuleError: a filter names a knob that the sweep does not have.
     """
     with database.reading() as session:
-        get_sweep(session, sweep_id)
+        check_knobs(session, sweep_id, knobs)
     names = sorted(
         {name for row in matching(_trials(database, sweep_id), states, knobs) for name in row.config_json}
     )

@@ -129,7 +129,7 @@ def test_trials_filter_by_state_and_knob(served: Served) -> None:
     assert [trial["number"] for trial in both] == [3, 6, 7]
     weights = pages(served, f"{address}?knob.ring_mode=weights&knob.strip_rows=512")
     assert [trial["config"] for trial in weights] == [{"ring_mode": "weights", "strip_rows": 512}]
-    assert pages(served, f"{address}?knob.nothing=1") == []
+    assert pages(served, f"{address}?knob.strip_rows=1") == []
 
 
 def test_a_trial_holds_its_bound_attempts_and_samples(served: Served) -> None:
@@ -234,3 +234,15 @@ def test_an_empty_cursor_starts_at_the_beginning() -> None:
     assert decode_cursor("") is None
     with pytest.raises(BadRequest):
         decode_cursor("=")
+
+
+def test_a_filter_by_an_unknown_knob_is_refused(served: Served) -> None:
+    done = seed_sweep(served.database).sweep_id
+    empty = served.client.post("/v1/sweeps", json=spec(strategy="tpe", space={})).json()["id"]
+    for sweep_id in (done, empty):
+        for table in ("trials", "trials.csv"):
+            refused = served.client.get(f"/v1/sweeps/{sweep_id}/{table}?knob.bogus=4")
+            assert refused.status_code == 422
+            assert refused.json()["value"] == "bogus"
+            assert "strip_rows" in refused.json()["remedy"]
+            assert served.client.get(f"/v1/sweeps/{sweep_id}/{table}?knob.strip_rows=4").status_code == 200
