@@ -109,10 +109,11 @@ def load_cluster(path: str | Path) -> ClusterSpec:
     try:
         text = read_text(file)
     except (OSError, UnicodeDecodeError) as error:
+        detail = (error.strerror if isinstance(error, OSError) else None) or str(error)
         raise RuleError(
             rule="a cluster file must be a readable text file",
             value=str(path),
-            remedy=f"Give the path of a YAML or JSON file, or a preset's name ({type(error).__name__}).",
+            remedy=f"Give the path of a YAML or JSON file, or a preset's name ({detail}).",
         ) from None
     try:
         mapping = json.loads(text) if file.suffix == ".json" else yaml.safe_load(text)

@@ -63,7 +63,7 @@ def probe_machine(
         raise RuleError(
             rule="every rank of a probe must answer",
             value=outcome.kind if outcome.rank is None else f"rank {outcome.rank}: {outcome.kind}",
-            remedy=f"{outcome.reason or outcome.log_tail} Probe with fewer ranks, or free the machine.",
+            remedy=f"Probe with fewer ranks, or free the machine ({outcome.reason or outcome.log_tail}).",
         )
     return probe_result(outcome.results, nodes=nodes, device=chosen, network=network, fabric=fabric)
 

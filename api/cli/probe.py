@@ -95,6 +95,7 @@ def probe(
             value=cluster,
             remedy="Give it with topology files, and without --ranks and --executor.",
         )
+    _check(nodes, executor, output)
     store = open_database(database) if save else None
     probed: ProbeResult | None = None
     found: ClusterSpec | None
@@ -140,6 +141,24 @@ def probe(
         print_topology(topology)
     if output is not None:
         out.print(f"Wrote {output}", markup=False)
+
+
+def _check(nodes: int, executor: str, output: Path | None) -> None:
+    """Refuse what can be known wrong before anything is measured."""
+    if nodes > 1 and executor == "local":
+        raise RuleError(
+            rule="--nodes above 1 needs a cluster: this machine is one node",
+            value=nodes,
+            remedy="Add --executor ray (and --ray-address), or leave --nodes out.",
+        )
+    if output is None or (output.exists() and not output.is_file()):  # a pipe or a device has no suffix
+        return
+    if output.suffix not in (".yaml", ".yml", ".json"):
+        raise RuleError(
+            rule="--output is a YAML or JSON file, by its suffix",
+            value=str(output),
+            remedy="End its name in .yaml or .json.",
+        )
 
 
 def _known(name: str) -> ClusterSpec:

@@ -109,7 +109,9 @@ def test_topology_files_go_into_a_known_cluster(capsys: pytest.CaptureFixture[st
         (["--slurm-topology", "absent.conf"], "readable text file", "absent.conf"),
         (["--slurm-topology", "topo.txt"], "KEY=VALUE", "topo.txt, line 1"),
         (["--cluster", "hgx-h200"], "topology files", "hgx-h200"),
-        (["--ranks", "3", "--nodes", "2"], "evenly", "3 ranks on 2 nodes"),
+        (["--ranks", "2", "--nodes", "2"], "needs a cluster", "2"),
+        (["--ranks", "1", "-o", "x.txt"], "YAML or JSON", "x.txt"),
+        (["--ranks", "1", "-o", "cluster"], "YAML or JSON", "cluster"),
         (["--ray-address", "auto"], "goes with the executor ray", "auto"),
     ],
 )
