@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from api.cli.console import DatabaseOption, JsonFlag, emit_json, err
+from api.cli.console import DatabaseOption, JsonFlag, emit_json, err, out
 from api.cli.executors import ExecutorOption, RayAddressOption
 from api.cli.stopping import Stopping
 from api.cli.sweep_live import progress_note
@@ -35,20 +37,26 @@ def worker(
 
       flatpeak worker --database postgresql+psycopg://flatpeak@db/flatpeak
 
-    SIGTERM or Ctrl-C gives the running trial back to the queue.
+    SIGTERM or Ctrl-C gives the running trial back to the queue. With --json progress is a line of JSON
+    on standard error for every trial, and the object at the end holds each sweep's last one.
     """
     from api.services.store import open_database
     from tuner.executors.choice import make_executor
     from tuner.worker import Worker
 
     store = open_database(database)
-    told: dict[str, int] = {}
+    last: dict[str, SweepProgress] = {}
 
     def tell(now: SweepProgress) -> None:
-        if told.get(now.sweep_id) != now.ended:
-            told[now.sweep_id] = now.ended
-            if not as_json:
-                err.print(f"{now.sweep_id} {now.ended}/{now.total} {progress_note(now)}", markup=False)
+        before = last.get(now.sweep_id)
+        last[now.sweep_id] = now
+        if before is not None and (before.ended, before.state) == (now.ended, now.state):
+            return
+        if as_json:
+            sys.stderr.write(json.dumps(_progress(now)) + "\n")
+            sys.stderr.flush()
+        else:
+            err.print(f"{now.sweep_id} {now.ended}/{now.total} {progress_note(now)}", markup=False)
 
     runner = Worker(store, lambda: make_executor(executor, ray_address), progress=tell)
     if not as_json:
@@ -61,4 +69,18 @@ def worker(
         runner.close()
         store.close()
     if as_json:
-        emit_json({"worker": runner.name, "sweeps": told})
+        emit_json({"worker": runner.name, "sweeps": [_progress(now) for now in last.values()]})
+        return
+    sweeps = ", ".join(f"{now.sweep_id} {now.state} {now.ended}/{now.total}" for now in last.values())
+    out.print(f"Worked on {sweeps or 'nothing'}", markup=False, soft_wrap=True)
+
+
+def _progress(now: SweepProgress) -> dict[str, object]:
+    return {
+        "sweep_id": now.sweep_id,
+        "state": now.state.value,
+        "ended": now.ended,
+        "total": now.total,
+        "trials": now.counts,
+        "best_latency_s": now.best_latency_s,
+    }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from time import time
 from typing import Any
@@ -273,3 +274,17 @@ def test_a_running_sweep_that_nobody_works_on_says_so(
     assert Ran(capsys, "sweep", "show", sweep_id, "--json").json["worked_on"] is attended
     for words in (("sweep", "list"), ("sweep", "show", sweep_id)):
         assert ("running (nobody works on it)" in Ran(capsys, *words).out) is not attended
+
+
+def test_a_worker_tells_its_progress_and_what_it_did(capsys: pytest.CaptureFixture[str], file: Path) -> None:
+    Ran(capsys, "sweep", file, "--enqueue")
+    (waiting,) = listed(capsys)
+    done = Ran(capsys, "worker", "--until-idle", "--json")
+    lines = [json.loads(line) for line in done.err.splitlines()]
+    assert [line["ended"] for line in lines][-2:] == [2, 2]
+    assert lines[-1]["state"] == "succeeded"
+    assert done.json["sweeps"] == [lines[-1]]
+    assert (lines[-1]["sweep_id"], lines[-1]["trials"]) == (waiting["id"], {"succeeded": 2})
+    assert Ran(capsys, "worker", "--until-idle").out == "Worked on nothing\n"
+    Ran(capsys, "sweep", file, "--enqueue")
+    assert re.fullmatch(r"Worked on swp_\w+ succeeded 2/2\n", Ran(capsys, "worker", "--until-idle").out)
