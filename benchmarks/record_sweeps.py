@@ -164,6 +164,7 @@ def record(name: str, args: argparse.Namespace) -> None:
                 repeats=args.repeats,
                 loopback=loopback,
             )
+            here = executor.site(device, args.nodes).hardware_id
             task = GangTask(
                 "tuner.measure:measure_rank",
                 request.payload(),
@@ -171,6 +172,7 @@ def record(name: str, args: argparse.Namespace) -> None:
                 device="cuda" if device == "cuda" else "cpu",
                 nodes=args.nodes,
                 timers=Timers(run_s=300.0),
+                hardware_id=here,
             )
             outcome = executor.run(task)
             if not outcome.ok:
@@ -178,7 +180,7 @@ def record(name: str, args: argparse.Namespace) -> None:
                 print(f"{name} {config}: {outcome.kind}, {outcome.reason.splitlines()[-1:]}")
                 continue
             head = (adapter.name, "flatpeak", _text(config), _text(stored), ranks)
-            tail = (executor.site(device, args.nodes).hardware_id, adapter.version, commit())
+            tail = (here, adapter.version, commit())
             rows = [
                 (*head, passed, rank, repeat, took, allocated, reserved, one["peak_source"], *tail)
                 for rank, one in enumerate(outcome.results)
