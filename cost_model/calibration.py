@@ -20,7 +20,7 @@ from cost_model.provenance import Estimate
 from cost_model.rates import CostModel, Rate, RateView, content_id
 from cost_model.rates_default import default_cost_model
 from cost_model.sample_formulas import FITTED, sample_seconds
-from cost_model.samples import Observation, observations
+from cost_model.samples import Observation, read_samples
 
 __all__ = [
     "CostModel",
@@ -108,8 +108,11 @@ def fit(
         created: RFC 3339 time of the fit; now when not given.
         seed: of the split.
     """
-    rows, foreign = observations(samples, prior.hardware_id)
+    told = read_samples(samples, prior.hardware_id)
+    rows, foreign = told.rows, told.foreign
     messages: list[str] = []
+    if told.strange:
+        messages.append(f"{told.strange} rows that no group can have taken were left out ({told.strangest}).")
     if foreign:
         messages.append(f"{foreign} rows of other hardware than {prior.hardware_id} were left out.")
     model = prior

@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 
 from cost_model.errors import RuleError
+from cost_model.sample_rules import broken_rule
 
 COLUMNS = (
     "operator",
@@ -91,7 +92,7 @@ def with_ranks(samples: pd.DataFrame) -> pd.DataFrame:
 
 
 def _own_ranks(shape: str) -> int | None:
-    found = json.loads(shape)
+    found = _object(shape)
     return _whole(found["ranks"]) if "ranks" in found else None
 
 
@@ -108,8 +109,34 @@ def slowest(rows: pd.DataFrame) -> list[float]:
     return [float(seconds) for seconds in rows.groupby(run, dropna=False)["seconds"].max()]
 
 
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a table of samples holds of one kind of hardware."""
+
+    rows: tuple[Observation, ...]
+    foreign: int
+    """Rows of other hardware: left out."""
+    strange: int
+    """Rows that no group can have taken: left out."""
+    strangest: str
+    """What is wrong with the first of them."""
+
+
 def observations(samples: pd.DataFrame, hardware_id: str) -> tuple[list[Observation], int]:
     """Observations of our own operators on ``hardware_id``, and how many rows of other hardware were left out.
+
+    Raises:
+        RuleError: a column is missing.
+    """
+    found = read_samples(samples, hardware_id)
+    return list(found.rows), found.foreign
+
+
+def read_samples(samples: pd.DataFrame, hardware_id: str) -> Reading:
+    """Observations of our own operators on ``hardware_id``, with what was left out and why.
+
+    A row whose shape or knobs break :func:`cost_model.sample_rules.broken_rule` is left out, and so is one whose JSON
+    is none.
 
     Raises:
         RuleError: a column is missing.
@@ -127,12 +154,17 @@ def observations(samples: pd.DataFrame, hardware_id: str) -> tuple[list[Observat
     seconds = here["seconds"].astype(float)
     here = here[np.isfinite(seconds) & (seconds > 0)]
     found: list[Observation] = []
+    strange, strangest = 0, ""
     here = with_ranks(here)
     for group, rows in here.groupby(["operator", "shape_json", "config_json", "ranks", "pass"], sort=True):
         operator, shape, config, ranks, name = (str(part) for part in group)
+        values: dict[str, Any] = {**_object(shape), **_object(config), "ranks": int(ranks)}
+        if (rule := broken_rule(operator, values)) is not None:
+            strangest = strangest or f"{operator} with {rule}"
+            strange += len(rows)
+            continue
         times = slowest(rows)
         fast, slow = split_modes(times)
-        values: dict[str, Any] = {**json.loads(shape), **json.loads(config), "ranks": int(ranks)}
         values["scalar_bytes"] = _SCALAR_BYTES.get(str(values.get("dtype", "float32")), 4)
         found.append(
             Observation(
@@ -145,4 +177,13 @@ def observations(samples: pd.DataFrame, hardware_id: str) -> tuple[list[Observat
                 float(np.median(slow)) if slow else None,
             )
         )
-    return found, foreign
+    return Reading(tuple(found), foreign, strange, strangest)
+
+
+def _object(text: str) -> dict[str, Any]:
+    """A JSON object; where ``text`` is none, one that lacks everything."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}

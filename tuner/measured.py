@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 
 from cost_model.latency import GroupLinks
+from cost_model.sample_rules import broken_rule
 from cost_model.samples import slowest, split_modes, with_ranks
 from cost_model.step_shape import StepShape
 from tuner.current_rows import current_rows
@@ -52,6 +53,8 @@ class MeasuredFronts:
         points: dict[tuple[Any, ...], Points] = defaultdict(dict)
         for (operator, shape_text, config_text, size), seconds in passes.items():
             shape_of, config_of = json.loads(shape_text), json.loads(config_text)
+            if broken_rule(operator, {**shape_of, **config_of, "ranks": size}) is not None:
+                continue
             _place(points, operator, shape_of, config_of, ranks=size, seconds=seconds)
         return MeasuredFronts(dict(points))
 

@@ -234,3 +234,38 @@ def test_prediction_of_a_datasheet_model_warns_of_nothing() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert predict(PRIOR, "stream_adamw", values, "step").provenance == "analytic"
+
+
+STRANGE: dict[str, dict[str, object]] = {
+    "ranks=0": {"ranks": 0},
+    "nodes=0": {"nodes": 0},
+    "nodes=-2": {"nodes": -2},
+    "nodes=None": {"nodes": None},
+    "ranks=4 over nodes=8": {"nodes": 8},
+    "ranks=4 over nodes=3": {"nodes": 3},
+    "vocab=None": {"vocab": None},
+    "tokens_per_rank=0": {"tokens_per_rank": 0},
+    "hidden=nan": {"hidden": math.nan},
+    "strip_rows=-1": {"strip_rows": -1},
+}
+
+
+@pytest.mark.parametrize("rule", STRANGE)
+def test_rows_that_no_group_can_have_taken_are_left_out_and_counted(rule: str) -> None:
+    table = rows(truth(1), "ring_dtp")
+    odd = table[table["config_json"] == table["config_json"].iloc[0]].copy()
+    column = "config_json" if "strip_rows" in STRANGE[rule] else "shape_json"
+    odd[column] = [json.dumps({**json.loads(text), **STRANGE[rule]}) for text in odd[column]]
+    result = fit(pd.concat([table, odd], ignore_index=True), PRIOR)
+    assert result.report.promoted
+    assert result.report.operators == fit(table, PRIOR).report.operators
+    (message,) = result.report.messages
+    assert message == f"{len(odd)} rows that no group can have taken were left out (ring_dtp with {rule})."
+
+
+def test_a_shape_that_is_no_object_is_one_row_less() -> None:
+    table = rows(truth(1), "ring_dtp")
+    odd = table.head(2).assign(shape_json=["[1]", "not JSON"])
+    result = fit(pd.concat([table, odd], ignore_index=True), PRIOR)
+    assert result.report.promoted
+    assert result.report.messages[0].startswith("2 rows that no group can have taken")
