@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import median
@@ -27,6 +27,8 @@ MOST_LISTED = 4096
 """A Gaussian process is asked about every open point of a space up to this size."""
 _ASKS = 24
 """A sampler may ask for a point again; TPE draws anew each time."""
+Place = Callable[[Config], Config | None]
+"""A point in its one spelling, or None where it must not be proposed."""
 _TOLD_OUT = 0.1
 """Constraint of a point that ran out of memory where nobody knows by how much."""
 
@@ -59,13 +61,18 @@ def propose(
     seed: int,
     limit_bytes: int,
     points: Sequence[Config] | None = None,
+    place: Place = lambda config: config,
 ) -> Config | None:
     """A point that is not known yet, or None when there is none left.
 
+    In a space of more than ``MOST_LISTED`` spellings that many drawn ones without a new point are taken for none left.
+
     Args:
         strategy: ``grid``, ``random``, ``tpe`` or ``gp``.
-        points: for ``gp``, which is asked about every point anyway: those that exist and that Eq. 6 lets through.
+        points: for ``gp``, which is asked about every point anyway: those that exist and that Eq. 6 lets through,
+            or some of them.
             TPE draws from the whole space and is told what Eq. 6 refuses.
+        place: asked about whatever ``tpe`` draws, and ``gp`` where it has no ``points``.
     """
     taken = {config_id(k.config) for k in known}
     if strategy == "grid":
@@ -75,7 +82,28 @@ def propose(
     with _one_thread():
         if strategy == "tpe":
             sampler: BaseSampler = TPESampler(seed=seed + len(known), n_startup_trials=_STARTUP_TRIALS)
-            return _ask(sampler, space, known, taken, seed=seed, limit_bytes=limit_bytes)
+            return _ask(
+                sampler,
+                space,
+                known,
+                taken,
+                place=place,
+                seed=seed,
+                limit_bytes=limit_bytes,
+            )
+        if points is None and space.size > MOST_LISTED:
+            sampler = GPSampler(
+                seed=seed + len(known), n_startup_trials=_STARTUP_TRIALS, warn_independent_sampling=False
+            )
+            return _ask(
+                sampler,
+                space,
+                known,
+                taken,
+                place=place,
+                seed=seed,
+                limit_bytes=limit_bytes,
+            )
         return _ask_gp(space, known, taken, points, seed=seed, limit_bytes=limit_bytes)
 
 
@@ -88,11 +116,6 @@ def _ask_gp(
     seed: int,
     limit_bytes: int,
 ) -> Config | None:
-    if points is None and space.size > MOST_LISTED:
-        plain = GPSampler(
-            seed=seed + len(known), n_startup_trials=_STARTUP_TRIALS, warn_independent_sampling=False
-        )
-        return _ask(plain, space, known, taken, seed=seed, limit_bytes=limit_bytes)
     free = [c for c in (space.grid() if points is None else points) if config_id(c) not in taken]
     draw = random.Random(seed + len(known))
     if sum(k.ended and not k.failed for k in known) < _STARTUP_TRIALS or not free:
@@ -124,6 +147,7 @@ def _ask(
     known: Sequence[Known],
     taken: set[str],
     *,
+    place: Place,
     seed: int,
     limit_bytes: int,
 ) -> Config | None:
@@ -134,10 +158,22 @@ def _ask(
         for knob in space.knobs:
             if knob.active(config):
                 config[knob.name] = knob.values[_suggest(trial, knob)]
-        if config_id(config) not in taken:
-            return config
+        point = place(config)
+        if point is not None and config_id(point) not in taken:
+            return point
         study.tell(trial, state=StudyState.FAIL)
-    return _first_new(space.shuffled(seed), taken)
+    placed = (place(config) for config in spellings(space, seed, len(known)))
+    return _first_new((point for point in placed if point is not None), taken)
+
+
+def spellings(space: Space, seed: int, turn: int) -> Iterator[Config]:
+    """All of a space in an order of the seed; of a large one ``MOST_LISTED`` drawn ones, others at each turn."""
+    if space.size <= MOST_LISTED:
+        yield from space.shuffled(seed)
+        return
+    draw = random.Random(seed + turn)
+    for _ in range(MOST_LISTED):
+        yield space.canonical({knob.name: draw.choice(knob.values) for knob in space.knobs})
 
 
 def _study(sampler: BaseSampler, space: Space, known: Sequence[Known], limit_bytes: int) -> optuna.Study:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from enum import Enum
 from typing import Any
 
 from cost_model.errors import RuleError
@@ -13,7 +14,7 @@ from db.session import Database
 from db.tables import Sweep, Trial
 from tuner.executors.base import OOM_KINDS, Executor, Site
 from tuner.point_bound import bound_terms
-from tuner.proposals import MOST_LISTED, Known, propose
+from tuner.proposals import Known, propose, spellings
 from tuner.proposals_model import Candidate
 from tuner.proposals_sweep import suggest_next
 from tuner.registry import OperatorAdapter, check_provider, load_adapter
@@ -22,6 +23,7 @@ from tuner.sweep_spec import SweepSpec, parse_sweep, read_sweep_file
 from tuner.trial import Leases, memory_limit_bytes, over_limit
 
 __all__ = [
+    "Extension",
     "SweepOutcome",
     "SweepProgress",
     "SweepSpec",
@@ -37,6 +39,8 @@ __all__ = [
 _AT_ONCE = ("grid", "random")
 _LISTING = ("grid", "random", "model")
 MAX_POINTS = 100_000
+_MOST_TAUGHT = 32
+"""Points beyond the limit that a sampler may propose, and learn from, in one sweep."""
 _MOST_BYTES = 2**60
 _MOST_VALUE = 2**53
 """Largest value of an ordered knob: JSON and floating point still tell it from its neighbour."""
@@ -107,14 +111,22 @@ class _Points:
             found.setdefault(config_id(one), one)
         return list(found.values())
 
+    def some(self, turn: int) -> list[Candidate]:
+        """Every point with its bound, once; of a large space some, others at each turn."""
+        found: dict[str, Candidate] = {}
+        for config in spellings(self.space, self.spec.seed, turn):
+            one = self.canonical(config)
+            if (identity := config_id(one)) not in found:
+                found[identity] = Candidate(one, sum(self.terms(one).values()))
+        return list(found.values())
+
     def candidates(self) -> list[Candidate]:
         """Every point with its bound."""
         return [Candidate(config, sum(self.terms(config).values())) for config in self.all()]
 
-    def within(self, limit_bytes: int) -> list[Config]:
-        """Points that Eq. 6 lets through."""
-        found = self.candidates()
-        return [c.config for c in found if c.bound_bytes is None or c.bound_bytes <= limit_bytes]
+    def within(self, limit_bytes: int, turn: int) -> list[Config]:
+        """Those of :meth:`some` that Eq. 6 lets through."""
+        return [c.config for c in self.some(turn) if (c.bound_bytes or 0) <= limit_bytes]
 
     def canonical(self, config: Config) -> Config:
         return self.adapter.canonical(self.spec.shape, config, self.spec.target.group_size)
@@ -275,81 +287,96 @@ def spec_of(sweep: Sweep) -> SweepSpec:
     return SweepSpec.model_validate(sweep.spec_json)
 
 
-def extend_sweep(database: Database, sweep_id: str, site: Site) -> bool:
-    """Propose the next point of an adaptive sweep when none is queued.
+class Extension(Enum):
+    """What :func:`extend_sweep` found."""
+
+    ADDED = "a point"
+    WAITING = "nothing to add now: what runs has to end first, or somebody else was faster"
+    COMPLETE = "the last point has been proposed"
+
+
+def extend_sweep(database: Database, sweep_id: str, site: Site) -> Extension:
+    """Propose one point of an adaptive sweep when none is queued.
+
+    A point that Eq. 6 rules out is stored as infeasible, so that the sampler learns from it, a few times; after that
+    only points within the limit are proposed.
 
     Args:
         site: what its trials run on; its memory is the limit where the sweep states none.
-
-    Returns:
-        Whether the sweep has, or may still get, work: False when its last trial has been proposed.
     """
     with database.reading() as session:
         sweep = SweepRepository(session).get(sweep_id)
         trials = TrialRepository(session).of_sweep(sweep_id)
+    at_work = any(TrialState(t.state) not in TERMINAL for t in trials)
     if SweepState(sweep.state) in SWEEP_TERMINAL:
-        return False
-    if sweep.strategy in _AT_ONCE:
-        return any(TrialState(t.state) not in TERMINAL for t in trials)
+        return Extension.COMPLETE
     if any(t.state == TrialState.QUEUED.value for t in trials):
-        return True
+        return Extension.WAITING
+    if sweep.strategy in _AT_ONCE or _launched(trials) >= sweep.max_trials:
+        return Extension.WAITING if at_work else Extension.COMPLETE
     points = _points(spec_of(sweep))
     limit = memory_limit_bytes(points.spec, site)
-    known = [_known(t) for t in trials]
-    while _launched(trials) < sweep.max_trials:
-        if sweep.strategy == "model":
-            suggestion = suggest_next(
-                database,
-                sweep_id,
-                points.spec,
-                points.adapter,
-                points.space,
-                candidates=points.candidates(),
-                trials=trials,
-                hardware_id=site.hardware_id,
-                limit_bytes=limit,
-            )
-            config = None if suggestion is None else suggestion.config
-        else:
-            listed = sweep.strategy == "gp" and points.space.size <= MOST_LISTED
-            config = propose(
-                sweep.strategy,
-                points.space,
-                known,
-                seed=points.spec.seed,
-                limit_bytes=limit,
-                points=points.within(limit) if listed else None,
-            )
-        if config is None:
-            return False
-        canonical = points.canonical(config)
-        new = points.new_trial(canonical, sweep.strategy, limit)
-        # a point spelt otherwise is one that is known: its spelling is marked as seen for this proposal
-        if canonical != config:
-            known.append(replace(_fresh(config), failed=True))
-        known.append(
-            replace(_fresh(canonical), bound_bytes=new.bound_bytes, out_of_memory=new.rejected is not None)
+    config = _next(database, sweep, points, trials, hardware_id=site.hardware_id, limit_bytes=limit)
+    if config is None and not trials:  # it ends with a row that says why, as sweeps of other strategies do
+        smallest = min(points.some(0), key=lambda one: one.bound_bytes or 0)
+        config = smallest.config if (smallest.bound_bytes or 0) > limit else None
+    if config is None:
+        return Extension.COMPLETE
+    new = points.new_trial(config, sweep.strategy, limit)
+    with database.session() as session:
+        # another worker may have proposed meanwhile: what counts is what the rows say now
+        if SweepRepository(session).get(sweep_id, lock=True).state not in ("queued", "running"):
+            return Extension.COMPLETE
+        if _launched(TrialRepository(session).of_sweep(sweep_id)) >= sweep.max_trials:
+            return Extension.WAITING
+        added = TrialRepository(session).add(sweep_id, [new])
+    return Extension.ADDED if added else Extension.WAITING
+
+
+def _next(
+    database: Database,
+    sweep: Sweep,
+    points: _Points,
+    trials: list[Trial],
+    *,
+    hardware_id: str,
+    limit_bytes: int,
+) -> Config | None:
+    """The point that an adaptive strategy proposes, in its one spelling; None when there is none."""
+    if sweep.strategy == "model":
+        suggestion = suggest_next(
+            database,
+            sweep.id,
+            points.spec,
+            points.adapter,
+            points.space,
+            candidates=points.candidates(),
+            trials=trials,
+            hardware_id=hardware_id,
+            limit_bytes=limit_bytes,
         )
-        with database.session() as session:
-            # another worker may have proposed meanwhile: what counts is what the rows say now
-            if SweepRepository(session).get(sweep_id, lock=True).state not in ("queued", "running"):
-                return False
-            trials = TrialRepository(session).of_sweep(sweep_id)
-            if _launched(trials) >= sweep.max_trials:
-                return True
-            added = TrialRepository(session).add(sweep_id, [new])
-        if added and new.rejected is None:
-            return True
-    return any(TrialState(t.state) not in TERMINAL for t in trials)
+        return None if suggestion is None else points.canonical(suggestion.config)
+    teach = len(trials) - _launched(trials) < _MOST_TAUGHT
+    most = _MOST_BYTES if teach else limit_bytes
+
+    def place(config: Config) -> Config | None:
+        point = points.canonical(config)
+        return point if sum(points.terms(point).values()) <= most else None
+
+    return propose(
+        sweep.strategy,
+        points.space,
+        [_known(t) for t in trials],
+        seed=points.spec.seed,
+        limit_bytes=limit_bytes,
+        points=points.within(limit_bytes, len(trials)) if sweep.strategy == "gp" else None,
+        place=place,
+    )
 
 
 def _launched(trials: list[Trial]) -> int:
     """Trials that count against max_trials: those ruled out by their bound cost nothing."""
     return sum(t.reason_kind != "bound" for t in trials)
-
-
-def _fresh(config: Config) -> Known:
-    return Known(config, None, None, None, ended=True)
 
 
 def _known(trial: Trial) -> Known:

@@ -173,7 +173,6 @@ class Worker:
             RuleError: it is the only sweep of this worker.
         """
         said = str(error).strip() or type(error).__name__
-        _LOG.warning("sweep %s is left to other workers: %s", sweep_id, said)
         if sweep_id == self._sweep_id:
             if isinstance(error, RuleError):
                 raise error
@@ -182,17 +181,18 @@ class Worker:
                 value=sweep_id,
                 remedy=f"Run it where its release of flatpeak and its operator are installed: {said}",
             ) from error
+        _LOG.warning("sweep %s is left to other workers: %s", sweep_id, said)
         self._unread.add(sweep_id)
         self._tell(sweep_id, None, {"phase": "skipped", "reason": said})
 
     def _extend_or_settle(self, able: dict[str, SweepSpec]) -> bool:
-        from tuner.sweep import extend_sweep
+        from tuner.sweep import Extension, extend_sweep
 
         moved = False
         for sweep_id, spec in able.items():
             try:
                 site = self._made().site(spec.target.device, spec.target.nodes)
-                more = extend_sweep(self._database, sweep_id, site)
+                found = extend_sweep(self._database, sweep_id, site)
             except NoSite:  # its nodes have gone this moment
                 continue
             except DatabaseUnreachable:
@@ -203,8 +203,8 @@ class Worker:
             with self._database.session() as session:
                 trials = TrialRepository(session).of_sweep(sweep_id, state=TrialState.QUEUED.value)
                 before = SweepRepository(session).get(sweep_id).state
-                state = SweepRepository(session).settle(sweep_id, complete=not more)
-            moved |= bool(trials)
+                state = SweepRepository(session).settle(sweep_id, complete=found is Extension.COMPLETE)
+            moved |= bool(trials) or found is Extension.ADDED
             if state.value != before:
                 self._tell(sweep_id, None, None)
         return moved

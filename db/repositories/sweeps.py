@@ -173,6 +173,14 @@ class SweepRepository:
         counts = self.counts(sweep_id)
         if any(TrialState(s) not in TERMINAL for s in counts):
             return state
+        if (
+            counts.keys() == {TrialState.INFEASIBLE.value}
+            and (why := self._least_bound(sweep_id)) is not None
+        ):
+            self._move(
+                sweep_id, (state,), _S.SUCCEEDED, f"no point could be launched; of the smallest, {why}"
+            )
+            return _S.SUCCEEDED
         answered = counts.get("succeeded", 0) + counts.get("infeasible", 0) + counts.get("pruned", 0)
         target = _S.SUCCEEDED if answered else _S.FAILED
         self._move(sweep_id, (state,), target, None if answered else "no trial gave an answer")
@@ -207,6 +215,14 @@ class SweepRepository:
             )
             or 0
         )
+
+    def _least_bound(self, sweep_id: str) -> str | None:
+        """Why the point with the smallest bound was not launched; None when one was."""
+        ruled_out = Trial.reason_kind == "bound"
+        of_sweep = select(Trial.reason).where(Trial.sweep_id == sweep_id)
+        if self._session.scalar(select(of_sweep.where(Trial.reason_kind != "bound").exists())):
+            return None
+        return self._session.scalar(of_sweep.where(ruled_out).order_by(Trial.bound_bytes).limit(1))
 
     def _move(
         self, sweep_id: str, sources: tuple[SweepState, ...], target: SweepState, reason: str | None

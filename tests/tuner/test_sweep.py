@@ -246,6 +246,74 @@ def test_an_adaptive_sweep_ends_when_its_space_does(
     assert run_sweep(database, sweep_id, executor).counts == {"succeeded": 2}
 
 
+@pytest.mark.parametrize("strategy", ["grid", "random", "tpe", "gp", "model"])
+def test_where_nothing_fits_every_strategy_ends_alike_and_says_why(
+    database: Database, executor: LocalExecutor, strategy: str
+) -> None:
+    spec = parse_sweep(
+        {
+            "operator": "ring_dtp",
+            "target": {"ranks": 1},
+            "shape": {"tokens_per_rank": 64, "hidden": 32, "vocab": 128},
+            "space": {"ring_mode": ["weights"], "strip_rows": [16, 32, 64]},
+            "strategy": strategy,
+            "memory_limit_bytes": 1,
+        }
+    )
+    outcome = run_sweep(database, create_sweep(database, spec), executor)
+    assert outcome.state is SweepState.SUCCEEDED
+    assert list(outcome.counts) == ["infeasible"]
+    assert "no point could be launched" in (outcome.reason or "")
+    assert "Eq. 6" in (outcome.reason or "")
+
+
+@pytest.mark.parametrize("strategy", ["tpe", "gp"])
+def test_a_large_space_without_a_point_that_fits_comes_to_an_end(
+    database: Database, executor: LocalExecutor, toy_spec: ToySpec, strategy: str
+) -> None:
+    acts = ["ok", "raise", "kill", "hang", "oom", "wrong", "idle", "vague"]
+    values = list(range(1, 1001))
+    spec = toy_spec(values, acts, strategy=strategy, memory_limit_bytes=toy.MIB, max_trials=2)
+    sweep_id = create_sweep(database, spec)
+    outcome = run_sweep(database, sweep_id, executor)
+    assert outcome.state is SweepState.SUCCEEDED
+    assert outcome.counts["infeasible"] <= 64
+    assert "no point could be launched" in (outcome.reason or "")
+
+
+@pytest.mark.parametrize("strategy", ["tpe", "gp"])
+def test_a_worker_is_asked_to_stop_between_proposals(
+    database: Database, executor: LocalExecutor, toy_spec: ToySpec, strategy: str
+) -> None:
+    spec = toy_spec(list(range(2, 1002)), ["ok"], strategy=strategy, memory_limit_bytes=2 * toy.MIB)
+    asked = iter(range(8))
+    sweep_id = create_sweep(database, spec)
+    outcome = run_sweep(database, sweep_id, executor, stop=lambda: next(asked, None) is None)
+    assert outcome.state in (SweepState.QUEUED, SweepState.SUCCEEDED)
+    assert len(trials_of(database, sweep_id)) <= 8
+
+
+def test_many_spellings_of_few_points_are_few_points(database: Database, executor: LocalExecutor) -> None:
+    """A host_share means nothing to the engine stream, and a bucket is no larger than the parameters."""
+    spec = parse_sweep(
+        {
+            "operator": "stream_adamw",
+            "target": {"ranks": 1},
+            "shape": {"params": 1000},
+            "space": {
+                "engine": ["stream"],
+                "bucket_params": list(range(1000, 2000)),
+                "staging_slots": [2, 3],
+                "host_share": [i / 1000 for i in range(1, 250)],
+            },
+            "strategy": "tpe",
+            "max_trials": 50,
+        }
+    )
+    outcome = run_sweep(database, create_sweep(database, spec), executor)
+    assert (outcome.state, outcome.counts) == (SweepState.SUCCEEDED, {"succeeded": 2})
+
+
 def test_an_idempotency_key_gives_the_same_sweep(database: Database, toy_spec: ToySpec) -> None:
     spec = toy_spec([1], ["ok"])
     first = create_sweep(database, spec, "key")
