@@ -57,6 +57,7 @@ _SURELY = 0.95
 """Of the best chance to fit: points above it stay open where none is as sure as it should be."""
 _STEP = 1e-4
 _OTHER_SHAPE = 0.3
+_SHORTEST_S, _LONGEST_S = 1e-9, 30 * 86_400.0
 _SCALAR_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -135,7 +136,11 @@ class Problem:
             return replace(one, formula=None)
         return replace(
             one,
-            warm=tuple(w for w in warm if w.operator == formula and _has_formula(prior, formula, w.values)),
+            warm=tuple(
+                w
+                for w in warm
+                if w.operator == formula and _is_a_time(w.seconds) and _has_formula(prior, formula, w.values)
+            ),
         )
 
     def values(self, config: Mapping[str, Scalar]) -> dict[str, Any]:
@@ -172,6 +177,11 @@ def _routing(operator: str, shape: Mapping[str, Any], ranks: int) -> dict[str, f
         return {}
 
 
+def _is_a_time(seconds: float) -> bool:
+    """Whether a call can take so long: logarithms and their fits stay within bounds."""
+    return _SHORTEST_S <= seconds <= _LONGEST_S
+
+
 def _has_formula(prior: CostModel, operator: str, values: Mapping[str, Any]) -> bool:
     try:
         sample_seconds(prior.view(), operator, values, _BOTH)
@@ -200,12 +210,14 @@ def suggest(
 
     Args:
         taken: configurations that were launched or failed.
+        seen: measured points; one whose time no call can take is a point that failed.
         needed: memory of launched points, those that ran out of it included.
         running: launched, not measured yet: taken as measured at the mean, so that their neighbours wait for them.
         seed: decides between points whose expected improvements are within 2 % of the largest.
         stop_gain: share of the best latency; the search ends when no point promises more.
     """
     gone = {config_id(c) for c in (*taken, *running, *(s.config for s in seen))}
+    seen = [one for one in seen if all(_is_a_time(t) for t in (*one.seconds.values(), one.total_s))]
     open_ = [c for c in problem.candidates if config_id(c.config) not in gone]
     fitting = _within_bounds(problem, open_, needed, limit_bytes)
     if not fitting:

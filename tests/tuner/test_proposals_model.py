@@ -244,3 +244,17 @@ def test_a_bound_that_does_not_hold_costs_one_launch() -> None:
         replace(one, points=points), "model", Options(trials=12, limit_bytes=limit), seeds=range(4)
     )
     assert summary.infeasible_most <= 1
+
+
+@pytest.mark.parametrize("seconds", [1e300, math.inf, math.nan, 0.0, -1.0, 5e-324])
+def test_a_time_that_no_call_takes_is_no_measurement(seconds: float) -> None:
+    one = problem()
+    first, second = (
+        {"chunks": 4, "dispatch_schedule": "serial"},
+        {"chunks": 8, "dispatch_schedule": "serial"},
+    )
+    sound, odd = Seen(first, {"forward_backward": 1.0}), Seen(second, {"forward": seconds, "backward": 1e-3})
+    got = suggest(one, [sound, odd], taken=[], limit_bytes=ROOM)
+    assert got is not None
+    assert got.config not in (first, second)
+    assert got == suggest(one, [sound], taken=[second], limit_bytes=ROOM)
