@@ -249,10 +249,8 @@ def test_a_bound_that_does_not_hold_costs_one_launch() -> None:
 @pytest.mark.parametrize("seconds", [1e300, math.inf, math.nan, 0.0, -1.0, 5e-324])
 def test_a_time_that_no_call_takes_is_no_measurement(seconds: float) -> None:
     one = problem()
-    first, second = (
-        {"chunks": 4, "dispatch_schedule": "serial"},
-        {"chunks": 8, "dispatch_schedule": "serial"},
-    )
+    first: Config = {"chunks": 4, "dispatch_schedule": "serial"}
+    second: Config = {"chunks": 8, "dispatch_schedule": "serial"}
     sound, odd = Seen(first, {"forward_backward": 1.0}), Seen(second, {"forward": seconds, "backward": 1e-3})
     got = suggest(one, [sound, odd], taken=[], limit_bytes=ROOM)
     assert got is not None
