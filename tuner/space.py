@@ -91,7 +91,9 @@ class Space:
         raise RuleError(
             rule="a sweep varies the operator's own knobs",
             value=name,
-            remedy=f"Choose among {list(self.names)}.",
+            remedy=f"Choose among {list(self.names)}."
+            if self.knobs
+            else "There are none with this provider: leave space out.",
         )
 
     def canonical(self, config: Mapping[str, Scalar]) -> Config:

@@ -288,3 +288,15 @@ def test_a_worker_tells_its_progress_and_what_it_did(capsys: pytest.CaptureFixtu
     assert Ran(capsys, "worker", "--until-idle").out == "Worked on nothing\n"
     Ran(capsys, "sweep", file, "--enqueue")
     assert re.fullmatch(r"Worked on swp_\w+ succeeded 2/2\n", Ran(capsys, "worker", "--until-idle").out)
+
+
+def test_a_provider_without_knobs_says_so(capsys: pytest.CaptureFixture[str], file: Path) -> None:
+    file.write_text(json.dumps({**TINY, "provider": "materialised"}))
+    said = refused(capsys, "sweep", file)
+    assert said["value"] == "ring_mode"
+    assert "none with this provider" in said["remedy"]
+    assert listed(capsys) == []
+
+
+def test_an_absent_cluster_file_is_told_in_words(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "(No such file or directory)" in refused(capsys, "fit", "--cluster", "gone.yaml")["remedy"]
