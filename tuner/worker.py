@@ -172,7 +172,7 @@ class Worker:
         Raises:
             RuleError: it is the only sweep of this worker.
         """
-        said = str(error).strip() or type(error).__name__
+        said = " ".join(str(error).split()) or type(error).__name__
         if sweep_id == self._sweep_id:
             if isinstance(error, RuleError):
                 raise error
