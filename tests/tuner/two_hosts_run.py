@@ -12,7 +12,7 @@ import sys
 from typing import Any
 
 from cost_model.errors import RuleError
-from db.repositories import SweepRepository, TrialRepository
+from db.repositories import TrialRepository
 from db.session import Database
 from tuner.executors.ray import RayExecutor
 from tuner.fingerprint import local_hardware_id
@@ -44,13 +44,9 @@ def main(url: str, address: str) -> None:
         run_sweep(database, made(nodes=2, hardware_id=elsewhere), executor)
     except RuleError as error:
         said["elsewhere"] = str(error)
-    bound = made(hardware_id=over_two)  # a worker takes it, for it is on such nodes: the gang would not be
-
-    def ended() -> bool:
-        with database.reading() as session:
-            return SweepRepository(session).get(bound).state not in ("queued", "running")
-
-    Worker(database, lambda: executor).run(ended)
+    bound = made(hardware_id=over_two)  # of one node, where that hardware is two: no worker here may take it
+    worker = Worker(database, lambda: executor)
+    worker.run(lambda: not worker.may_work())
     executor.close()
     with database.reading() as session:
         (trial,) = TrialRepository(session).of_sweep(bound)
