@@ -11,7 +11,6 @@ from cost_model.topology import Fabric
 from operators.ranks import Ranks
 from tuner.executors.base import Executor, GangTask, Timers
 from tuner.executors.local import LocalExecutor
-from tuner.executors.supervisor import GangExecutor
 from tuner.fingerprint import bare_cluster
 from tuner.probe_cluster import ProbeResult, probe_result
 from tuner.probe_rank import measure_rank
@@ -94,9 +93,7 @@ def _ranks(ranks: int | None, nodes: int, device: Device, executor: Executor) ->
 
 
 def _cards(nodes: int, executor: Executor) -> int:
-    """Most cards that each of so many nodes has; 1 where the executor does not say what it refuses."""
-    if not isinstance(executor, GangExecutor):
-        return 1
+    """Most cards that each of so many nodes has."""
     most = executor.max_ranks("cuda") // nodes
     fitting = (
         n for n in range(most, 1, -1) if executor.refusal(_task("cuda", nodes, n * nodes, 0.0)) is None

@@ -18,7 +18,8 @@ from db.lifecycle import TrialState
 from db.repositories import Claim, SweepRepository, TrialRepository
 from db.session import Database, DatabaseUnreachable
 from db.tables import Sweep
-from tuner.executors.base import Executor, GangTask, NoSite
+from tuner.executors.base import Executor, NoSite
+from tuner.misfit import misfit
 from tuner.process_start import process_start
 from tuner.registry import load_adapter
 from tuner.sweep_spec import SweepSpec
@@ -145,7 +146,7 @@ class Worker:
             if self._sweep_id not in (None, sweep.id):
                 continue
             spec = self._read(sweep)
-            if spec is not None and self._misfit(spec) is None:
+            if spec is not None and misfit(self._made(), spec.target) is None:
                 able[sweep.id] = spec
         return able
 
@@ -209,31 +210,6 @@ class Worker:
                 self._tell(sweep_id, None, None)
         return moved
 
-    def _misfit(self, spec: SweepSpec) -> RuleError | None:
-        """Why a sweep cannot be run here, as far as one sees without trying; None when it can."""
-        target, executor = spec.target, self._made()
-        rule = f"a sweep's target must fit the machine that runs it ({target.device})"
-        value = f"{target.ranks} ranks on {target.nodes} node{'s' if target.nodes > 1 else ''}"
-        task = GangTask("", {}, ranks=target.ranks, device=target.device, nodes=target.nodes)
-        if (refusal := executor.refusal(task)) is not None:
-            return RuleError(
-                rule=rule,
-                value=value,
-                remedy=f"Here it does not: {refusal}. Its trials stay queued for workers that have the room.",
-            )
-        if target.hardware_id is not None:
-            try:
-                here = executor.site(target.device, target.nodes).hardware_id
-            except NoSite as nowhere:
-                return RuleError(rule=rule, value=value, remedy=f"Here it does not: {nowhere}")
-            if here != target.hardware_id:
-                return RuleError(
-                    rule="a sweep bound to one kind of hardware runs only there",
-                    value=target.hardware_id,
-                    remedy=f"Here is {here}: run the sweep there, or create one for what is here.",
-                )
-        return None
-
     def _claim(self, able: dict[str, SweepSpec]) -> Claim | None:
         if not able:
             return None
@@ -266,8 +242,8 @@ class Worker:
         if sweep.state not in ("queued", "running"):
             return False
         spec = self._read(sweep)
-        if spec is not None and (misfit := self._misfit(spec)) is not None:
-            raise misfit
+        if spec is not None and (found := misfit(self._made(), spec.target)) is not None:
+            raise found
         return True
 
     def _made(self) -> Executor:

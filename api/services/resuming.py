@@ -8,8 +8,8 @@ from db.lifecycle import SweepState
 from db.repositories import SweepRepository
 from db.session import Database
 from db.tables import Sweep
-from tuner.executors.base import Executor, GangTask
-from tuner.executors.supervisor import GangExecutor
+from tuner.executors.base import Executor
+from tuner.misfit import misfit
 from tuner.sweep_spec import SweepSpec
 
 _MOST = 500
@@ -22,25 +22,9 @@ def check_place(executor: Executor, spec: SweepSpec) -> None:
     Raises:
         RuleError: no room for the gang, no such device, or other hardware than the sweep is bound to.
     """
-    target = spec.target
-    if isinstance(executor, GangExecutor):
-        task = GangTask("", {}, target.ranks, device=target.device, nodes=target.nodes)
-        if (refusal := executor.refusal(task)) is not None:
-            raise RuleError(
-                rule="a sweep's target must fit where it is to run",
-                value=target.model_dump(mode="json", exclude_defaults=True),
-                remedy=f"Correct the target ({refusal}), or leave the sweep to a worker elsewhere with --enqueue.",
-            )
-    if target.hardware_id is None:
-        return
-    here = executor.site(target.device, target.nodes).hardware_id
-    if here != target.hardware_id:
-        raise RuleError(
-            rule="a sweep bound to one kind of hardware runs only there",
-            value=target.hardware_id,
-            remedy=f"Here is {here}: run the sweep there, leave it to a worker there with --enqueue, or correct "
-            "target.hardware_id.",
-        )
+    if (found := misfit(executor, spec.target)) is not None:
+        remedy = f"{found.remedy} With --enqueue it waits for them."
+        raise RuleError(rule=found.rule, value=found.value, remedy=remedy)
 
 
 def unfinished_of(database: Database, spec: SweepSpec) -> Sweep | None:
