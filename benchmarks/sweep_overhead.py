@@ -43,6 +43,7 @@ class Sleeper:
     name = "sleeper"
     version = 1
     providers = ("flatpeak",)
+    has_peers, multiplies = False, False
 
     def shape(self, given: Mapping[str, Any], ranks: int) -> Shape:
         return check_keys(self.name, given, {"log": str, "pause_s": float}, {})

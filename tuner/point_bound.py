@@ -5,7 +5,6 @@ from __future__ import annotations
 from tuner.registry import OperatorAdapter, Shape
 from tuner.space import Config
 
-_MULTIPLYING = ("pipelined_llep", "ring_dtp", "checkpoint_offload")
 _LIBRARY_BYTES = 64 * 2**20
 """Workspace of the matmul library of a CUDA rank; on an H200 it is 57 to 59 MiB."""
 
@@ -20,6 +19,6 @@ def bound_terms(
         device: ``cpu`` or ``cuda``; on CUDA an operator that multiplies matrices has ``library_workspace`` too.
     """
     terms = dict(adapter.bound_bytes(shape, config, ranks, provider))
-    if device == "cuda" and adapter.name in _MULTIPLYING:
+    if device == "cuda" and adapter.multiplies:
         terms["library_workspace"] = _LIBRARY_BYTES
     return terms

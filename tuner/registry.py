@@ -56,6 +56,13 @@ class OperatorAdapter(Protocol):
     def version(self) -> int: ...
     @property
     def providers(self) -> tuple[str, ...]: ...
+    @property
+    def has_peers(self) -> bool:
+        """Ranks exchange tensors: one of them can play its part of a group in loopback."""
+
+    @property
+    def multiplies(self) -> bool:
+        """It multiplies matrices: on CUDA their library keeps a workspace in the allocator."""
 
     def shape(self, given: Mapping[str, Any], ranks: int) -> Shape:
         """The complete, legal shape; raises RuleError."""

@@ -44,7 +44,6 @@ _MOST_TAUGHT = 32
 _MOST_BYTES = 2**60
 _MOST_VALUE = 2**53
 """Largest value of an ordered knob: JSON and floating point still tell it from its neighbour."""
-_IN_LOOPBACK = ("pipelined_llep", "ring_dtp")
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,9 +134,9 @@ class _Points:
 def _points(spec: SweepSpec) -> _Points:
     adapter = load_adapter(spec.operator)
     check_provider(adapter, spec.provider)
-    if spec.target.loopback is not None and adapter.name not in _IN_LOOPBACK:
+    if spec.target.loopback is not None and not adapter.has_peers:
         raise RuleError(
-            rule=f"loopback stands in for the peers of an operator that has some: {', '.join(_IN_LOOPBACK)}",
+            rule="loopback stands in for the peers of an operator that has some",
             value=adapter.name,
             remedy="Leave target.loopback out: every rank of this operator works alone.",
         )

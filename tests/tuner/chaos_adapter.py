@@ -32,6 +32,7 @@ class ChaosAdapter:
     name = "chaos"
     version = 1
     providers = ("flatpeak",)
+    has_peers, multiplies = True, False
 
     def shape(self, given: Mapping[str, Any], ranks: int) -> Shape:
         return check_keys(self.name, given, {"log": str}, {"pause_ms": 10})

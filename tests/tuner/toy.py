@@ -26,6 +26,7 @@ class ToyAdapter:
     name = "toy"
     version = 7
     providers = ("flatpeak", "other")
+    has_peers, multiplies = True, False
 
     def shape(self, given: Mapping[str, Any], ranks: int) -> Shape:
         return check_keys(self.name, given, {"log": str}, {"pause_ms": 1})

@@ -12,6 +12,7 @@ from multiprocessing.connection import Connection, wait
 from time import monotonic
 from typing import Any
 
+from tuner.cores import usable_cores
 from tuner.executors.base import GangTask
 from tuner.executors.deaths import kernel_oom_kills, why_died
 from tuner.executors.folder import GangFolder
@@ -175,7 +176,7 @@ class LocalGang(NodeRanks):
 
     def __init__(self, ranks: int, device: str, hardware_id: str) -> None:
         self.ranks, self.device, self.hardware_id = ranks, device, hardware_id
-        threads = max(1, (os.cpu_count() or 1) // ranks)
+        threads = max(1, usable_cores() // ranks)
         super().__init__(
             [
                 Place(

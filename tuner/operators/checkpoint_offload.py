@@ -41,6 +41,7 @@ class CheckpointOffloadAdapter:
     name = "checkpoint_offload"
     version = 1
     providers = ("flatpeak", "keep")
+    has_peers, multiplies = False, True
 
     def shape(self, given: Mapping[str, Any], ranks: int) -> Shape:
         del ranks

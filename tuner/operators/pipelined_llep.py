@@ -46,6 +46,7 @@ class PipelinedLlepAdapter:
     name = "pipelined_llep"
     version = 3
     providers = ("flatpeak", "llep", "standard_ep", "nested")
+    has_peers, multiplies = True, True
 
     def shape(self, given: Mapping[str, Any], ranks: int) -> Shape:
         required = dict.fromkeys(("tokens_per_rank", "hidden", "intermediate", "experts", "top_k"), int)

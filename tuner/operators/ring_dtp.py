@@ -38,6 +38,7 @@ class RingDtpAdapter:
     name = "ring_dtp"
     version = 1
     providers = ("flatpeak", "materialised", "torch_chunked")
+    has_peers, multiplies = True, True
 
     def shape(self, given: Mapping[str, Any], ranks: int) -> Shape:
         del ranks

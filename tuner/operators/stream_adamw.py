@@ -39,6 +39,7 @@ class StreamAdamwAdapter:
     name = "stream_adamw"
     version = 3
     providers = ("flatpeak", "torch", "host")
+    has_peers, multiplies = False, False
 
     def shape(self, given: Mapping[str, Any], ranks: int) -> Shape:
         del ranks
