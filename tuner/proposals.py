@@ -13,7 +13,7 @@ from typing import Any
 import optuna
 import torch
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
-from optuna.samplers import BaseSampler, GPSampler, TPESampler
+from optuna.samplers import BaseSampler, TPESampler
 from optuna.trial import FrozenTrial, create_trial
 from optuna.trial import TrialState as StudyState
 
@@ -24,7 +24,7 @@ optuna.logging.set_verbosity(optuna.logging.WARNING)
 
 _STARTUP_TRIALS = 6
 MOST_LISTED = 4096
-"""A Gaussian process is asked about every open point of a space up to this size."""
+"""Spellings of a space that are looked through; of a larger one so many are drawn."""
 _ASKS = 24
 """A sampler may ask for a point again; TPE draws anew each time."""
 Place = Callable[[Config], Config | None]
@@ -70,9 +70,9 @@ def propose(
     Args:
         strategy: ``grid``, ``random``, ``tpe`` or ``gp``.
         points: for ``gp``, which is asked about every point anyway: those that exist and that Eq. 6 lets through,
-            or some of them.
-            TPE draws from the whole space and is told what Eq. 6 refuses.
-        place: asked about whatever ``tpe`` draws, and ``gp`` where it has no ``points``.
+            or some of them; without it, all of the space. TPE draws from the whole space and is told what Eq. 6
+            refuses.
+        place: asked about whatever ``tpe`` draws.
     """
     taken = {config_id(k.config) for k in known}
     if strategy == "grid":
@@ -81,29 +81,7 @@ def propose(
         return _first_new(space.shuffled(seed), taken)
     with _one_thread():
         if strategy == "tpe":
-            sampler: BaseSampler = TPESampler(seed=seed + len(known), n_startup_trials=_STARTUP_TRIALS)
-            return _ask(
-                sampler,
-                space,
-                known,
-                taken,
-                place=place,
-                seed=seed,
-                limit_bytes=limit_bytes,
-            )
-        if points is None and space.size > MOST_LISTED:
-            sampler = GPSampler(
-                seed=seed + len(known), n_startup_trials=_STARTUP_TRIALS, warn_independent_sampling=False
-            )
-            return _ask(
-                sampler,
-                space,
-                known,
-                taken,
-                place=place,
-                seed=seed,
-                limit_bytes=limit_bytes,
-            )
+            return _ask_tpe(space, known, taken, place=place, seed=seed, limit_bytes=limit_bytes)
         return _ask_gp(space, known, taken, points, seed=seed, limit_bytes=limit_bytes)
 
 
@@ -141,8 +119,7 @@ def _drawn(space: Space, free: Sequence[Config], draw: random.Random) -> Config:
     return left[0]
 
 
-def _ask(
-    sampler: BaseSampler,
+def _ask_tpe(
     space: Space,
     known: Sequence[Known],
     taken: set[str],
@@ -151,6 +128,7 @@ def _ask(
     seed: int,
     limit_bytes: int,
 ) -> Config | None:
+    sampler = TPESampler(seed=seed + len(known), n_startup_trials=_STARTUP_TRIALS)
     study = _study(sampler, space, known, limit_bytes)
     for _ in range(_ASKS):
         trial = study.ask()
