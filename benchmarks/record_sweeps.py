@@ -93,7 +93,7 @@ def optimizer(machine: Machine) -> Iterator[Point]:
 def head(machine: Machine) -> Iterator[Point]:
     """306 points: a hundred and two strip heights, three ways round the ring."""
     if machine.cuda:
-        shape = {"tokens_per_rank": 4096, "hidden": 4096, "vocab": 16384 * machine.ranks, "dtype": "bfloat16"}
+        shape = {"tokens_per_rank": 4096, "hidden": 4096, "vocab": 131072, "dtype": "bfloat16"}
         heights = [round(128 * 32 ** (step / 101)) for step in range(102)]
     else:
         shape = {"tokens_per_rank": 512, "hidden": 64, "vocab": 2048, "dtype": "float32"}
