@@ -22,8 +22,8 @@ from types import FrameType, TracebackType
 from typing import Any, Self
 
 from cost_model.errors import RuleError
-from tuner.network import VARIABLE
-from tuner.process_start import process_start
+from tuner.machine.network import VARIABLE
+from tuner.machine.process_start import process_start
 
 _PREFIX = "flatpeak"
 _OURS = re.compile(rf"{_PREFIX}-(\d+)-(\d+)-(?:wire|host\d+)")

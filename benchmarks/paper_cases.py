@@ -28,9 +28,9 @@ from cost_model.latency import GroupLinks, dense_seconds
 from cost_model.latency_dispatch import DispatchShape, dispatch_seconds
 from cost_model.rates import CostModel, Rate, content_id
 from cost_model.sample_formulas import sample_seconds
-from tuner.dispatch_load import dispatch_load
 from tuner.registry import load_adapter
-from tuner.routing_numbers import profile_loads, routing_numbers
+from tuner.routing.load import dispatch_load
+from tuner.routing.numbers import profile_loads, routing_numbers
 
 TWO_GPU_ROWS = Path(__file__).parent / "results" / "nvidia-h200-x2" / "samples.csv"
 # 12 bytes a parameter each way, 2.61e9 parameters a rank, 1.93 s: what the paper's step comes to.
@@ -132,7 +132,7 @@ def cases() -> list[Case]:
 def eight_gpu_model() -> CostModel:
     """The model of two cards, fitted to their rows, for a node of eight."""
     from benchmarks.two_gpus_errors import joined_model
-    from tuner.routing_rows import with_routing
+    from tuner.routing.rows import with_routing
 
     samples = pd.read_csv(TWO_GPU_ROWS)
     hardware_id = str(samples["hardware_id"].iloc[0])

@@ -31,7 +31,7 @@ import torch
 
 from benchmarks.rank_gang import PartFailed, RankGang
 from benchmarks.two_gpus_parts import timed
-from tuner.modes import split_modes
+from tuner.measuring.modes import split_modes
 from tuner.registry import load_adapter
 
 if TYPE_CHECKING:
@@ -217,7 +217,7 @@ def card_bytes() -> int | None:
 def run_all(options: argparse.Namespace) -> Json:
     """Every case that there is time and memory for."""
     from benchmarks.paper_cases import RANKS, cases, frozen_model, predicted, predictions
-    from tuner.fingerprint import commit, local_hardware_id
+    from tuner.machine.fingerprint import commit, local_hardware_id
 
     began = perf_counter()
     ranks = 2 if options.tiny else RANKS

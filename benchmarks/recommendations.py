@@ -27,9 +27,9 @@ from db.session import Database
 from db.tables import Trial
 from tuner.executors.base import OOM_KINDS
 from tuner.executors.local import LocalExecutor
-from tuner.fingerprint import commit, local_hardware_id
+from tuner.machine.fingerprint import commit, local_hardware_id
 from tuner.space import config_id
-from tuner.sweep import SweepProgress, SweepSpec, create_sweep, read_sweep_file, run_sweep
+from tuner.sweeping.sweep import SweepProgress, SweepSpec, create_sweep, read_sweep_file, run_sweep
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,8 +32,8 @@ import pandas as pd
 from benchmarks.netns import Hosts
 from tuner.executors.base import GangTask, Timers
 from tuner.executors.choice import make_executor
-from tuner.fingerprint import commit
-from tuner.measure import MeasureRequest
+from tuner.machine.fingerprint import commit
+from tuner.measuring.measure import MeasureRequest
 from tuner.registry import load_adapter, reference
 from tuner.space import Config
 
@@ -166,7 +166,7 @@ def record(name: str, args: argparse.Namespace) -> None:
             )
             here = executor.site(device, args.nodes).hardware_id
             task = GangTask(
-                "tuner.measure:measure_rank",
+                "tuner.measuring.measure:measure_rank",
                 request.payload(),
                 ranks,
                 device="cuda" if device == "cuda" else "cpu",

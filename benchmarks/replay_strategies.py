@@ -30,9 +30,9 @@ import pandas as pd
 
 from benchmarks.svg import Line, panels
 from cost_model.samples import Observation, observations
-from tuner.replay import STRATEGIES, Bounds, Options, Run, replay
-from tuner.replay_table import Table, read_samples, tables
-from tuner.routing_rows import with_routing
+from tuner.replaying.replay import STRATEGIES, Bounds, Options, Run, replay
+from tuner.replaying.table import Table, read_samples, tables
+from tuner.routing.rows import with_routing
 
 FOLDER = Path(__file__).parent / "results" / "replay"
 CASES = ("all fit", "limit", "limit, no Eq. 6")

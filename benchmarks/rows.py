@@ -16,7 +16,7 @@ COLUMNS = [
 def hardware_id() -> str:
     """The fingerprint sweeps use; a plain name where only torch is installed."""
     try:
-        from tuner.fingerprint import local_hardware_id
+        from tuner.machine.fingerprint import local_hardware_id
     except ImportError:  # the base install has torch only
         return torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
     return local_hardware_id()

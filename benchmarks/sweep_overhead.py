@@ -31,7 +31,7 @@ from operators.ranks import Ranks
 from tuner.executors.base import Executor
 from tuner.registry import Runnable, Shape, check_keys
 from tuner.space import Config, Knob, Space
-from tuner.sweep import create_sweep, parse_sweep, run_sweep
+from tuner.sweeping.sweep import create_sweep, parse_sweep, run_sweep
 
 RANKS = 2
 TRIAL_S = 2.0

@@ -40,7 +40,7 @@ from benchmarks.rank_gang import RankGang, usable_cores
 if TYPE_CHECKING:  # every rank imports this file: what only its parent needs is imported where it is used
     import pandas as pd
 
-    from tuner.sweep_spec import SweepSpec
+    from tuner.sweeping.sweep_spec import SweepSpec
 
 SWEEPS = Path(__file__).parent.parent / "examples" / "sweeps" / "h200-x2"
 # Cheap and wanted most comes first: a run out of time leaves out the last.
@@ -175,7 +175,7 @@ def checks(run: Run, operator: str) -> list[Json]:
 
 def probe(run: Run) -> Json:
     from cost_model.cluster_file import cluster_to_mapping
-    from tuner.probe import probe_machine
+    from tuner.probing.probe import probe_machine
 
     found = probe_machine(ranks=2, device=run.device)
     mapping = cluster_to_mapping(found.cluster)
@@ -200,7 +200,7 @@ def store() -> Iterator[Any]:
 
 def sweep_specs(run: Run) -> dict[str, SweepSpec]:
     """The files, in their order; with ``--tiny`` as small problems on the CPU."""
-    from tuner.sweep_spec import read_sweep_file
+    from tuner.sweeping.sweep_spec import read_sweep_file
 
     specs = {name: read_sweep_file(SWEEPS / f"{name}.yaml") for name in ORDER}
     return {name: _tiny(spec) for name, spec in specs.items()} if run.tiny else specs
@@ -237,7 +237,7 @@ def _sweep(run: Run, database: Any, executor: Any, spec: SweepSpec, name: str) -
     import pandas as pd
 
     from db.repositories import SampleRepository, TrialRepository
-    from tuner.sweep import create_sweep, run_sweep
+    from tuner.sweeping.sweep import create_sweep, run_sweep
 
     reserve = 0.0 if run.tiny else 60.0  # for overlap and modes
     sweep_id = create_sweep(database, spec)
@@ -337,7 +337,7 @@ def errors(run: Run) -> Json:
 
 
 def environment(run: Run) -> Json:
-    from tuner.fingerprint import local_hardware, local_hardware_id, local_software
+    from tuner.machine.fingerprint import local_hardware, local_hardware_id, local_software
 
     found: Json = {
         "hardware_id": local_hardware_id(run.device),

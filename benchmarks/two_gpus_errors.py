@@ -26,7 +26,7 @@ from cost_model.rates import CostModel, content_id
 from cost_model.reference.machines import ONE_H200, TWO_H200
 from cost_model.sample_formulas import sample_seconds
 from cost_model.samples import observations
-from tuner.routing_rows import with_routing
+from tuner.routing.rows import with_routing
 
 ONE_GPU_ROWS = Path(__file__).parent / "results" / "nvidia-h200-x1"
 # A transfer to oneself is a copy inside the card: read and written at half its memory rate.

@@ -393,6 +393,6 @@ def grow_host_memory(ranks: Group, payload: dict[str, Any]) -> float:
 
 def measure(ranks: Group, payload: dict[str, Any]) -> dict[str, Any]:
     """One configuration as a sweep's trial measures it."""
-    from tuner.measure import measure_rank
+    from tuner.measuring.measure import measure_rank
 
     return measure_rank(ranks, payload["request"], lambda _progress: None)

@@ -24,10 +24,10 @@ from cost_model.rates_default import default_cost_model
 from cost_model.sample_formulas import sample_seconds
 from cost_model.samples import Observation, observations
 from cost_model.workload import Workload
-from tuner.measured import MeasuredFronts
-from tuner.plan import PlanOptions
-from tuner.planner import make_plan
-from tuner.routing_rows import with_routing
+from tuner.planning.plan import PlanOptions
+from tuner.planning.planner import make_plan
+from tuner.routing.rows import with_routing
+from tuner.rows.measured import MeasuredFronts
 
 FOLDER = Path(__file__).parent / "results" / "two-hosts"
 CREATED = "2026-01-01T00:00:00Z"

@@ -63,7 +63,7 @@ def fit(
     from api.services.specs import cluster_from_text
     from api.services.store import open_database
     from cost_model.calibration import fit as fit_samples
-    from tuner.routing_rows import with_routing
+    from tuner.routing.rows import with_routing
 
     machine = cluster_from_text(cluster, None) if cluster else None
     store = open_database(database)
@@ -161,7 +161,7 @@ def _samples(session: Session, sweeps: list[str] | None, *, without_flagged: boo
 
 def _current(samples: pd.DataFrame, hardware_id: str) -> pd.DataFrame:
     """Rows of the operators as they are now."""
-    from tuner.current_rows import current_rows
+    from tuner.rows.current_rows import current_rows
 
     rows = current_rows(samples)
     if not (rows["hardware_id"] == hardware_id).any():
@@ -212,7 +212,7 @@ def _prior(session: Session, hardware_id: str, machine: Any) -> tuple[CostModel,
 
 def _software(samples: pd.DataFrame, hardware_id: str) -> str:
     """The software of the newest rows, as text."""
-    from tuner.fingerprint import software_id
+    from tuner.machine.fingerprint import software_id
 
     rows = samples[samples["hardware_id"] == hardware_id]
     return software_id(json.loads(str(rows["software_json"].iloc[-1])))

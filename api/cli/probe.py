@@ -17,7 +17,7 @@ from api.errors import RuleError
 if TYPE_CHECKING:
     from cost_model.cluster_spec import ClusterSpec
     from cost_model.topology import Topology
-    from tuner.probe_cluster import ProbeResult
+    from tuner.probing.cluster import ProbeResult
 
 TopologyFile = Annotated[
     Path | None, typer.Option("--nvidia-smi-topo", metavar="FILE", help="Output of `nvidia-smi topo -m`.")
@@ -179,7 +179,7 @@ def _measure(
     quiet: bool,
 ) -> ProbeResult:
     from tuner.executors.choice import make_executor
-    from tuner.probe import probe_machine
+    from tuner.probing.probe import probe_machine
 
     def tell(what: str) -> None:
         if not quiet:

@@ -10,7 +10,7 @@ from api.units import bytes_text, count_text, seconds_text
 
 if TYPE_CHECKING:
     from cost_model.topology import Topology
-    from tuner.probe_cluster import ProbeResult
+    from tuner.probing.cluster import ProbeResult
 
 _MOST_LINKS = 40
 _NODE_FIGURES = (

@@ -15,8 +15,8 @@ from api.units import bytes_text, seconds_text
 if TYPE_CHECKING:
     import pandas as pd
 
-    from tuner.replay import Summary
-    from tuner.replay_table import Table
+    from tuner.replaying.replay import Summary
+    from tuner.replaying.table import Table
 
 
 class Named(StrEnum):
@@ -70,9 +70,9 @@ def replay(
     them); launches made; launches of points over the limit (median, and the most of any seed); how far the point
     recommended in the end lies above the best.
     """
-    from tuner.replay import STRATEGIES, Options
-    from tuner.replay import replay as run
-    from tuner.replay_table import tables
+    from tuner.replaying.replay import STRATEGIES, Options
+    from tuner.replaying.replay import replay as run
+    from tuner.replaying.table import tables
 
     options = Options(trials=trials, limit_bytes=memory_limit_bytes, bounds="none" if no_bounds else "rule")
     samples = _samples(source, database)
@@ -100,7 +100,7 @@ def replay(
 
 
 def _samples(source: str, database: str | None) -> pd.DataFrame:
-    from tuner.replay_table import read_samples
+    from tuner.replaying.table import read_samples
 
     if Path(source).exists():
         return read_samples(Path(source))
@@ -134,7 +134,7 @@ def _pair(text: str) -> tuple[str, str]:
 
 def _check_knobs(samples: pd.DataFrame, wanted: dict[str, str]) -> None:
     """Refuse a --where that no point can meet: an unknown knob, or a value that was not recorded."""
-    from tuner.replay_table import json_object
+    from tuner.replaying.table import json_object
 
     configs = [json_object(str(text)) for text in samples["config_json"].unique()]
     for key, value in wanted.items():

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from db.session import Database
     from db.tables import Sweep
     from tuner.executors.base import Executor
-    from tuner.sweep import SweepOutcome
+    from tuner.sweeping.sweep import SweepOutcome
 
 SweepId = Annotated[str, typer.Argument(metavar="SWEEP_ID", help="As `flatpeak sweep list` shows it.")]
 _ENDED_WELL = "succeeded"
@@ -60,7 +60,7 @@ def run(  # noqa: PLR0917 - options of a command
     from api.services.resuming import check_place, to_resume, unfinished_of
     from api.services.store import open_database
     from tuner.executors.choice import make_executor
-    from tuner.sweep import create_sweep, read_sweep_file
+    from tuner.sweeping.sweep import create_sweep, read_sweep_file
 
     spec = read_sweep_file(file)
     store = open_database(database)
@@ -101,7 +101,7 @@ def resume_one(
     from api.services.resuming import by_id, check_place
     from api.services.store import open_database
     from tuner.executors.choice import make_executor
-    from tuner.sweep import spec_of
+    from tuner.sweeping.sweep import spec_of
 
     store = open_database(database)
     spec = spec_of(by_id(store, sweep_id))
@@ -128,7 +128,7 @@ def _tell_of(other: Sweep | None, *, as_json: bool) -> None:
 def _drive(store: Database, sweep_id: str, runner: Executor, *, quiet: bool) -> SweepOutcome:
     """Run the sweep until it ends, pauses or somebody stops it."""
     from db.repositories import SweepRepository
-    from tuner.sweep import run_sweep
+    from tuner.sweeping.sweep import run_sweep
 
     with store.session() as session:
         SweepRepository(session).resume(sweep_id)  # where it was paused

@@ -18,7 +18,7 @@ from api.cli.console import err
 from api.units import seconds_text
 
 if TYPE_CHECKING:
-    from tuner.sweep import SweepProgress
+    from tuner.sweeping.sweep import SweepProgress
 
 
 def progress_note(now: SweepProgress) -> str:

@@ -14,7 +14,7 @@ from api.cli.stopping import Stopping
 from api.cli.sweep_live import progress_note
 
 if TYPE_CHECKING:
-    from tuner.sweep import SweepProgress
+    from tuner.sweeping.sweep import SweepProgress
 
 
 def register(app: typer.Typer) -> None:
@@ -42,7 +42,7 @@ def worker(
     """
     from api.services.store import open_database
     from tuner.executors.choice import make_executor
-    from tuner.worker import Worker
+    from tuner.sweeping.worker import Worker
 
     store = open_database(database)
     last: dict[str, SweepProgress] = {}

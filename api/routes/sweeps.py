@@ -17,7 +17,7 @@ from api.schemas.sweeps import Sample, Sweep, SweepRequest, Trial
 from api.services import sweeps as service
 from api.services import tables
 from db.lifecycle import SweepState, TrialState
-from tuner.sweep import create_sweep
+from tuner.sweeping.sweep import create_sweep
 
 router = APIRouter(prefix="/v1/sweeps", tags=["sweeps"])
 SAMPLE_PAGE = 5000

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from tuner.sweep_spec import SweepSpec
+from tuner.sweeping.sweep_spec import SweepSpec
 
 OperatorName = Literal["pipelined_llep", "ring_dtp", "checkpoint_offload", "stream_adamw"]
 

@@ -15,8 +15,8 @@ from cost_model.rates import CostModel
 from cost_model.sample_formulas import FITTED
 from cost_model.samples import Observation, observations
 from db.repositories import SampleRepository
-from tuner.current_rows import current_rows
-from tuner.routing_rows import with_routing
+from tuner.routing.rows import with_routing
+from tuner.rows.current_rows import current_rows
 
 MOST_POINTS = 2000
 

@@ -25,9 +25,9 @@ from cost_model.workload import Workload
 from db.repositories import CostModelRepository, PlanRepository, SampleRepository
 from db.tables import CostModelRow, Plan
 from tuner.exporters.launch_file import export_launch
-from tuner.measured import MeasuredFronts
-from tuner.plan import PlanOptions
-from tuner.planner import make_plan, with_measured
+from tuner.planning.plan import PlanOptions
+from tuner.planning.planner import make_plan, with_measured
+from tuner.rows.measured import MeasuredFronts
 
 EXPORT_FORMATS = ("launch",)
 ONE_AT_A_TIME = threading.Lock()

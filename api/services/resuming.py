@@ -9,8 +9,8 @@ from db.repositories import SweepRepository
 from db.session import Database
 from db.tables import Sweep
 from tuner.executors.base import Executor
-from tuner.misfit import misfit
-from tuner.sweep_spec import SweepSpec
+from tuner.sweeping.misfit import misfit
+from tuner.sweeping.sweep_spec import SweepSpec
 
 _MOST = 500
 _UNFINISHED = (SweepState.QUEUED, SweepState.RUNNING, SweepState.PAUSED)

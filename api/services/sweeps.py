@@ -19,7 +19,7 @@ from db.tables import Sample as SampleRow
 from db.tables import Sweep as SweepRow
 from db.tables import Trial as TrialRow
 from tuner.registry import load_adapter, operator_names
-from tuner.sweep_spec import SweepSpec
+from tuner.sweeping.sweep_spec import SweepSpec
 
 _SCAN = 500
 _LATELY_S = 60.0
@@ -59,7 +59,7 @@ def _worked_on(session: Session, row: SweepRow) -> bool | None:
     """
     if row.state != SweepState.RUNNING:
         return None
-    from tuner.worker import is_dead, worker_name
+    from tuner.sweeping.worker import is_dead, worker_name
 
     attempts = session.scalars(
         select(AttemptRow)

@@ -18,8 +18,8 @@ from db.repositories import SweepRepository, TrialRepository
 from db.session import Database
 from db.tables import Attempt
 from tests.api.seed import seed_sweep
-from tuner.sweep import create_sweep, parse_sweep
-from tuner.worker import worker_name
+from tuner.sweeping.sweep import create_sweep, parse_sweep
+from tuner.sweeping.worker import worker_name
 
 TINY: dict[str, Any] = {
     "operator": "ring_dtp",

@@ -20,7 +20,7 @@ from api.errors import _LISTS, NotFound, RuleError, broken_rule, exit_code
 from db.lifecycle import SweepState
 from db.session import Database
 from tests.api.seed import seed_cost_model, seed_sweep
-from tuner.sweep import SweepProgress, progress_of
+from tuner.sweeping.sweep import SweepProgress, progress_of
 
 ROOT = Path(__file__).parents[2]
 MODEL = str(ROOT / "examples" / "models" / "gpt-oss-20b.json")

@@ -9,7 +9,7 @@ import pytest
 
 from api.errors import plain
 from cost_model.errors import RuleError
-from tuner.sweep_spec import read_sweep_file
+from tuner.sweeping.sweep_spec import read_sweep_file
 
 
 def nest(levels: int, inside: object) -> object:

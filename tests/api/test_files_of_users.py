@@ -18,7 +18,7 @@ from cost_model.cluster_file import cluster_to_mapping, load_cluster
 from cost_model.hf_config import load_hf_config
 from cost_model.launch import LaunchConfig
 from cost_model.presets import preset
-from tuner.sweep_spec import read_sweep_file
+from tuner.sweeping.sweep_spec import read_sweep_file
 
 _CONFIG = EXAMPLES / "small-moe.json"
 _READERS: list[Callable[[Path], object]] = [model_from_file, load_hf_config, load_cluster, read_sweep_file]

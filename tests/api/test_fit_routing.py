@@ -27,7 +27,7 @@ from db.repositories.samples import NewSample
 from db.session import Database
 from tests.api.conftest import Served
 from tuner.registry import load_adapter
-from tuner.routing_rows import routing_values
+from tuner.routing.rows import routing_values
 
 RANKS = 4
 CLUSTER = preset("hgx-h200", 1)

@@ -18,10 +18,10 @@ from db.tables import Sample
 from tests.api.conftest import Served
 from tests.api.seed import HARDWARE, Seeded, seed_sweep, spec
 from tests.tuner.test_environment import PROCESSES, answers
-from tuner.environment import environment_of
-from tuner.proposals_sweep import _older
+from tuner.measuring.environment import environment_of
 from tuner.registry import load_adapter
-from tuner.sweep_spec import parse_sweep
+from tuner.sweeping.next_point import _older
+from tuner.sweeping.sweep_spec import parse_sweep
 
 
 @pytest.fixture

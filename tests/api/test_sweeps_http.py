@@ -17,7 +17,7 @@ from api.errors import BadRequest
 from api.schemas.common import decode_cursor, encode_cursor
 from tests.api.conftest import Serve, Served
 from tests.api.seed import REPEATS, seed_sweep, spec, work
-from tuner.sweep_spec import read_sweep_file
+from tuner.sweeping.sweep_spec import read_sweep_file
 
 
 def test_a_sweep_is_queued_not_run(served: Served) -> None:

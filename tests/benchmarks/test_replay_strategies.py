@@ -20,7 +20,7 @@ from benchmarks.replay_strategies import (
     write_tables,
 )
 from tests.tuner import recorded
-from tuner.replay_table import tables
+from tuner.replaying.table import tables
 
 
 def row(table: str, seed: int, reached: str, regret: str = "inf 0.50000", infeasible: str = "0") -> Row:

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.two_gpus_errors import errors, joined_model, one_gpu_fit, summary, table
 from cost_model.sample_formulas import sample_seconds
-from tuner.routing_rows import with_routing
+from tuner.routing.rows import with_routing
 
 LAYER: dict[str, Any] = {
     "tokens_per_rank": 4096,

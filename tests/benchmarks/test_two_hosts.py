@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.two_hosts import COLUMNS, RATES, SPACES, numbered, sweep_file
 from benchmarks.two_hosts_report import FOLDER, AtRate, at_rate, carried, read, report
-from tuner.sweep_spec import parse_sweep
+from tuner.sweeping.sweep_spec import parse_sweep
 
 
 @pytest.fixture(scope="module")

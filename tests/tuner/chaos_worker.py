@@ -13,9 +13,9 @@ import threading
 from db.session import Database
 from tuner.executors.base import Executor
 from tuner.executors.local import LocalExecutor
-from tuner.sweep import create_sweep, read_sweep_file, run_sweep
-from tuner.trial import Leases
-from tuner.worker import Worker
+from tuner.sweeping.sweep import create_sweep, read_sweep_file, run_sweep
+from tuner.sweeping.trial import Leases
+from tuner.sweeping.worker import Worker
 
 LEASES = Leases(lease_s=2.0, heartbeat_s=0.3)
 

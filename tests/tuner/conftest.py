@@ -11,7 +11,7 @@ import pytest
 from db.session import Database
 from tests.tuner import toy
 from tuner.executors.local import LocalExecutor
-from tuner.sweep import SweepSpec, parse_sweep
+from tuner.sweeping.sweep import SweepSpec, parse_sweep
 
 ToySpec = Callable[..., SweepSpec]
 

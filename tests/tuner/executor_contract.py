@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from tuner.executors.base import Executor, GangTask, Timers
-from tuner.fingerprint import local_hardware_id
+from tuner.machine.fingerprint import local_hardware_id
 
 _TIMERS = Timers(start_s=120.0, run_s=120.0, stall_s=60.0, cancel_s=2.0)
 

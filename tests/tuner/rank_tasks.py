@@ -15,7 +15,7 @@ import torch
 
 from operators.errors import RuleError
 from operators.ranks import Ranks
-from tuner.measure import measure_rank
+from tuner.measuring.measure import measure_rank
 
 Report = Callable[[dict[str, Any]], None]
 

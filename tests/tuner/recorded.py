@@ -12,7 +12,7 @@ import pandas as pd
 
 from cost_model.rates import Rate, RateView
 from cost_model.sample_formulas import sample_seconds
-from tuner.proposals_prior import prior_for
+from tuner.proposals.prior import prior_for
 from tuner.space import Config
 
 HARDWARE = "some-processor-x1-000000000000"

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tuner.cores import usable_cores
-from tuner.fingerprint import bare_cluster, local_hardware
+from tuner.machine.cores import usable_cores
+from tuner.machine.fingerprint import bare_cluster, local_hardware
 
 
 def put(root: Path, **files: str) -> Path:

@@ -12,7 +12,7 @@ from operators.dispatch_plan import make_plan
 from operators.ranks import Ranks
 from operators.routing import profile
 from tests.gang import gang
-from tuner.dispatch_load import dispatch_load
+from tuner.routing.load import dispatch_load
 
 RANKS, TOKENS, EXPERTS, TOP_K = 2, 50, 8, 3
 

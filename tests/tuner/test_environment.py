@@ -13,14 +13,14 @@ from db.session import Database
 from operators.ranks import Ranks
 from tests.gang import gang
 from tests.tuner.conftest import ToySpec
-from tuner.card_state import card_id, parse_cards, parse_processes
-from tuner.environment import HOST_SHARE, OUTSIDE_BYTES, Watch, environment_of, strangers_of
 from tuner.executors.local import LocalExecutor
-from tuner.sweep import create_sweep, run_sweep
+from tuner.machine.card_state import card_id, parse_cards, parse_processes
+from tuner.measuring.environment import HOST_SHARE, OUTSIDE_BYTES, Watch, environment_of, strangers_of
+from tuner.sweeping.sweep import create_sweep, run_sweep
 
 GIB = 2**30
 FIRST, SECOND = "GPU-0c0ffee0-0000-1111-2222-333344445555", "GPU-0badcafe-0000-1111-2222-333344445555"
-# the columns that tuner.card_state asks for, as a driver prints them with csv,noheader,nounits
+# the columns that tuner.machine.card_state asks for, as a driver prints them with csv,noheader,nounits
 CARDS = f"""\
 0, {FIRST}, 1755, 3201, 1980, 612.41, 700.00, 700.00, 54, 0, 2048, 143771, 0x0000000000000004
 1, {SECOND}, 345, 3201, 1980, 118.03, 500.00, 700.00, 88, 97, 81920, 143771, 0x0000000000000068

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuner.front import SLOWEST_MODE, front, out_of_reach, slack
+from tuner.measuring.front import SLOWEST_MODE, front, out_of_reach, slack
 
 POINTS = st.lists(st.tuples(st.integers(1, 100), st.floats(0.01, 10.0)), min_size=1, max_size=20)
 

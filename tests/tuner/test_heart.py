@@ -11,8 +11,8 @@ from sqlalchemy import text
 from db.repositories import Claim, SweepRepository, TrialRepository
 from db.session import Database
 from tests.tuner.conftest import ToySpec
-from tuner.sweep import create_sweep
-from tuner.trial import Heart, Leases
+from tuner.sweeping.sweep import create_sweep
+from tuner.sweeping.trial import Heart, Leases
 
 LEASES = Leases(lease_s=3.0, heartbeat_s=1.0)
 

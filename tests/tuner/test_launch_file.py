@@ -21,7 +21,7 @@ from operators.launch import parse_launch, read_launch
 from operators.stream_adamw import OffloadStreamAdamW
 from tests.cost_model.clusters import gpu_cluster, small_moe
 from tuner.exporters.launch_file import export_launch
-from tuner.planner import make_plan
+from tuner.planning.planner import make_plan
 
 _LAUNCH = LaunchConfig(
     sequence_degree=8,

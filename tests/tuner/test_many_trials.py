@@ -18,9 +18,9 @@ from db.session import Database
 from tests.postgres import drop_database, new_database
 from tests.tuner import chaos_adapter as chaos
 from tests.tuner.in_process import InProcessExecutor
-from tuner.sweep import create_sweep, parse_sweep
-from tuner.trial import Leases
-from tuner.worker import Worker
+from tuner.sweeping.sweep import create_sweep, parse_sweep
+from tuner.sweeping.trial import Leases
+from tuner.sweeping.worker import Worker
 
 WORKERS, TRIALS, DEATHS, REPEATS = 8, 2000, 4, 3
 LEASES = Leases(lease_s=60.0, heartbeat_s=0.05)

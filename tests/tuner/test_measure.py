@@ -18,9 +18,15 @@ from operators.ranks import LoopbackRanks, Ranks
 from tests.gang import gang
 from tests.tuner import chaos_adapter, toy
 from tests.tuner.rank_tasks import measure_quietly
-from tuner.fingerprint import bare_cluster, local_hardware, local_hardware_id, local_software, software_id
-from tuner.measure import MeasureRequest, measure_rank
-from tuner.modes import split_modes
+from tuner.machine.fingerprint import (
+    bare_cluster,
+    local_hardware,
+    local_hardware_id,
+    local_software,
+    software_id,
+)
+from tuner.measuring.measure import MeasureRequest, measure_rank
+from tuner.measuring.modes import split_modes
 
 
 def test_one_mode_is_not_cut() -> None:

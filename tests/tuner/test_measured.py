@@ -13,11 +13,11 @@ from cost_model.samples import observations
 from cost_model.step_shape import StepShape
 from cost_model.workload import Workload
 from tests.cost_model.clusters import cpu_cluster, small_moe
-from tuner.current_rows import current_rows
-from tuner.measured import MeasuredFronts
 from tuner.registry import load_adapter
-from tuner.replay_table import tables
-from tuner.routing_rows import with_routing
+from tuner.replaying.table import tables
+from tuner.routing.rows import with_routing
+from tuner.rows.current_rows import current_rows
+from tuner.rows.measured import MeasuredFronts
 
 SHAPE: dict[str, Any] = {
     "tokens_per_rank": 4096, "hidden": 64, "intermediate": 32, "experts": 16, "top_k": 2, "dtype": "bfloat16",

@@ -14,12 +14,12 @@ from cost_model.rates_default import default_cost_model
 from cost_model.workload import Workload
 from tests.cost_model.clusters import cpu_cluster, cpu_network, small_moe
 from tuner.executors.local import local_site
-from tuner.fingerprint import bare_cluster, local_hardware, local_hardware_id
-from tuner.measured import MeasuredFronts
-from tuner.network import VARIABLE, network_name
-from tuner.plan import PlanOptions
-from tuner.planner import make_plan
-from tuner.sweep_spec import parse_sweep
+from tuner.machine.fingerprint import bare_cluster, local_hardware, local_hardware_id
+from tuner.machine.network import VARIABLE, network_name
+from tuner.planning.plan import PlanOptions
+from tuner.planning.planner import make_plan
+from tuner.rows.measured import MeasuredFronts
+from tuner.sweeping.sweep_spec import parse_sweep
 
 LOOPBACK = "127.0.0.1"
 

@@ -11,7 +11,7 @@ from cost_model.errors import RuleError
 from operators.errors import RuleError as OperatorRuleError
 from tests.gang import gang
 from tests.tuner.rank_tasks import measure_quietly
-from tuner.measure import MeasureRequest
+from tuner.measuring.measure import MeasureRequest
 from tuner.registry import load_adapter, operator_names, reference
 from tuner.space import Config
 

@@ -22,9 +22,9 @@ from cost_model.topology import Fabric, Switch, Topology
 from cost_model.workload import Workload
 from tests.cost_model.clusters import cpu_cluster, gpu_cluster, small_moe
 from tests.cost_model.sweep_rows import rows
-from tuner.plan import Plan, PlanOptions
-from tuner.planner import make_plan, with_measured
-from tuner.planner_layouts import batches
+from tuner.planning.layouts import batches
+from tuner.planning.plan import Plan, PlanOptions
+from tuner.planning.planner import make_plan, with_measured
 
 MODELS = Path(__file__).parents[2] / "examples" / "models"
 

@@ -24,9 +24,9 @@ from cost_model.rates_default import default_cost_model
 from cost_model.step import shape_of, term_formulas
 from cost_model.workload import Workload
 from tests.cost_model.clusters import cpu_cluster, gpu_cluster, small_moe
-from tuner.planner_fronts import HOST_SHARES, SCHEDULES, Front, Grid, pareto
-from tuner.planner_layouts import batches, expert_degrees, vocab_degrees
-from tuner.planner_search import Problem, anything_fits, search
+from tuner.planning.fronts import HOST_SHARES, SCHEDULES, Front, Grid, pareto
+from tuner.planning.layouts import batches, expert_degrees, vocab_degrees
+from tuner.planning.search import Problem, anything_fits, search
 
 PINS = {"bucket_params": 50_000, "staging_slots": 2}
 

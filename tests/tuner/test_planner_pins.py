@@ -16,8 +16,8 @@ from cost_model.presets import preset
 from cost_model.rates_default import default_cost_model
 from cost_model.workload import Workload
 from tuner.exporters.launch_file import export_launch
-from tuner.planner import make_plan
-from tuner.planner_layouts import MAX_BATCHES, batches, spread
+from tuner.planning.layouts import MAX_BATCHES, batches, spread
+from tuner.planning.planner import make_plan
 
 MODEL = load_hf_config(Path(__file__).parents[2] / "examples" / "models" / "small-moe.json")
 CLUSTER = preset("hgx-h200")

@@ -7,9 +7,9 @@ from collections import Counter
 import pytest
 
 from cost_model.reference import load_samples
-from tuner.point_bound import bound_terms
 from tuner.registry import load_adapter
-from tuner.replay_table import tables
+from tuner.replaying.table import tables
+from tuner.sweeping.point_bound import bound_terms
 
 HEAD = {"tokens_per_rank": 64, "hidden": 32, "vocab": 256, "dtype": "bfloat16"}
 STEP = {"params": 4096, "dtype": "bfloat16", "tensors": 1}

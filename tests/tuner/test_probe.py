@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from cost_model.cluster_file import cluster_to_mapping, read_cluster
 from cost_model.errors import RuleError
-from tuner.fingerprint import local_hardware_id
-from tuner.probe import probe_machine
-from tuner.probe_cluster import ProbeResult, link_fit
-from tuner.probe_links import rounds
-from tuner.probe_rank import active_counts
+from tuner.machine.fingerprint import local_hardware_id
+from tuner.probing.cluster import ProbeResult, link_fit
+from tuner.probing.links import rounds
+from tuner.probing.probe import probe_machine
+from tuner.probing.rank import active_counts
 
 
 @pytest.fixture(scope="module")

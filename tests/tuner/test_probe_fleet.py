@@ -16,13 +16,13 @@ from tests.cost_model.topologies import BRIDGED_PAIRS, NCCL_BRIDGED, NCCL_SWITCH
 from tests.gang import gang
 from tests.ray_cluster import cluster
 from tuner.executors.ray import RayExecutor
-from tuner.fingerprint import local_hardware, local_hardware_id
-from tuner.probe import probe_machine
-from tuner.probe_cluster import probe_result
-from tuner.probe_links import Pair
-from tuner.probe_nodes import LinkFigures, NodeFigures, names_of, slow_links, slow_nodes
-from tuner.probe_rank import RankFigures, measure_rank
-from tuner.probe_wiring import Wiring, node_wiring
+from tuner.machine.fingerprint import local_hardware, local_hardware_id
+from tuner.probing.cluster import probe_result
+from tuner.probing.links import Pair
+from tuner.probing.nodes import LinkFigures, NodeFigures, names_of, slow_links, slow_nodes
+from tuner.probing.probe import probe_machine
+from tuner.probing.rank import RankFigures, measure_rank
+from tuner.probing.wiring import Wiring, node_wiring
 
 
 def _figures(ranks: Ranks, **options: Any) -> dict[str, Any]:

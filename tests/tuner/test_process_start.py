@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tuner.process_start import process_start
+from tuner.machine.process_start import process_start
 
 
 def test_a_living_process_has_a_start_and_keeps_it(monkeypatch: pytest.MonkeyPatch) -> None:

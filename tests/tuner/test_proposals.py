@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tuner.proposals import Known, expected_latency_s, propose, told_constraints
+from tuner.proposals.samplers import Known, expected_latency_s, propose, told_constraints
 from tuner.space import Config, Knob, Space, config_id
 
 SPACE = Space(

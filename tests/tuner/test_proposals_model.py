@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from cost_model.samples import observations
 from tests.tuner import recorded
-from tuner.proposals_model import Candidate, Problem, Seen, _beliefs, _improvement, suggest
-from tuner.proposals_peak import Needed
-from tuner.proposals_prior import prior_for
-from tuner.replay import Options, replay
-from tuner.replay_table import Table, tables
+from tuner.proposals.model import Candidate, Problem, Seen, _beliefs, _improvement, suggest
+from tuner.proposals.peak import Needed
+from tuner.proposals.prior import prior_for
+from tuner.replaying.replay import Options, replay
+from tuner.replaying.table import Table, tables
 from tuner.space import Config, Knob, Space
 
 ROOM = 2**60

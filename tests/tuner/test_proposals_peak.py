@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tuner.proposals_kernel import KnobKernel
-from tuner.proposals_peak import Needed, chances
+from tuner.proposals.kernel import KnobKernel
+from tuner.proposals.peak import Needed, chances
 from tuner.space import Config, Knob, Space
 
 SPACE = Space((Knob("chunks", (1, 2, 4, 8, 16, 32, 64), "ordered"), Knob("side", ("left", "right"))))

@@ -12,8 +12,8 @@ import pytest
 from api.cli import main
 from cost_model.errors import RuleError
 from tests.tuner import recorded
-from tuner.replay import STRATEGIES, Options, Told, replay
-from tuner.replay_table import Recorded, Table, read_samples, tables
+from tuner.replaying.replay import STRATEGIES, Options, Told, replay
+from tuner.replaying.table import Recorded, Table, read_samples, tables
 from tuner.space import Config, Knob, Space
 
 LIMIT = 1000

@@ -7,7 +7,7 @@ import pytest
 from cost_model.errors import RuleError
 from cost_model.workload import Workload
 from operators.routing import profile
-from tuner.routing_numbers import profile_loads, routing_numbers
+from tuner.routing.numbers import profile_loads, routing_numbers
 
 
 @pytest.mark.parametrize("name", ["balanced", "skew:80/16", "skew:30/4", "one_hot"])

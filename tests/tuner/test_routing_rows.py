@@ -11,7 +11,7 @@ import pytest
 from cost_model.errors import RuleError
 from operators.least_loaded import plan_least_loaded
 from operators.routing import profile
-from tuner.routing_rows import routing_values, with_routing
+from tuner.routing.rows import routing_values, with_routing
 
 LAYER: dict[str, Any] = {"tokens_per_rank": 500, "hidden": 64, "intermediate": 32, "experts": 16, "top_k": 4}
 LAYER |= {"dtype": "float32", "min_rows": 8}

@@ -23,9 +23,9 @@ from db.tables import Trial
 from tests.tuner import toy
 from tests.tuner.conftest import ToySpec
 from tuner.executors.local import LocalExecutor
-from tuner.fingerprint import local_hardware_id
-from tuner.sweep import SweepProgress, create_sweep, parse_sweep, read_sweep_file, run_sweep
-from tuner.trial import Leases
+from tuner.machine.fingerprint import local_hardware_id
+from tuner.sweeping.sweep import SweepProgress, create_sweep, parse_sweep, read_sweep_file, run_sweep
+from tuner.sweeping.trial import Leases
 
 QUICK = Leases(lease_s=30.0, heartbeat_s=0.2)
 
@@ -183,7 +183,7 @@ _CONTROLLER = """
 import sys
 from db.session import Database
 from tuner.executors.local import LocalExecutor
-from tuner.sweep import run_sweep
+from tuner.sweeping.sweep import run_sweep
 if __name__ == "__main__":
     run_sweep(Database(sys.argv[1]), sys.argv[2], LocalExecutor())
 """

@@ -15,9 +15,9 @@ from db.repositories import SampleRepository, TrialRepository
 from db.session import Database
 from tests.cost_model.clusters import gpu_cluster
 from tuner.executors.local import LocalExecutor
-from tuner.measured import MeasuredFronts
-from tuner.replay_table import tables
-from tuner.sweep import create_sweep, parse_sweep, run_sweep
+from tuner.replaying.table import tables
+from tuner.rows.measured import MeasuredFronts
+from tuner.sweeping.sweep import create_sweep, parse_sweep, run_sweep
 
 DISPATCH: dict[str, Any] = {
     "operator": "pipelined_llep",

@@ -8,8 +8,8 @@ from db.session import Database
 from db.tables import Trial
 from tests.tuner.conftest import ToySpec
 from tuner.executors.local import LocalExecutor
-from tuner.proposals import Known
-from tuner.sweep import _known, create_sweep, parse_sweep, run_sweep
+from tuner.proposals.samplers import Known
+from tuner.sweeping.sweep import _known, create_sweep, parse_sweep, run_sweep
 
 HEAD = {
     "operator": "ring_dtp",

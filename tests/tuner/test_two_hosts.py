@@ -19,7 +19,7 @@ from cost_model.errors import RuleError
 from db.repositories import SampleRepository
 from db.session import Database
 from tests.tuner.two_hosts_run import NETWORK
-from tuner.fingerprint import local_hardware_id
+from tuner.machine.fingerprint import local_hardware_id
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=f"no hosts here: {why_not()}")
 

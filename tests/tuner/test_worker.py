@@ -22,9 +22,9 @@ from tests.tuner.conftest import ToySpec
 from tests.tuner.in_process import InProcessExecutor
 from tuner.executors.base import GangOutcome, GangTask, Progress
 from tuner.executors.local import LocalExecutor
-from tuner.sweep import SweepProgress, create_sweep, run_sweep, spec_of
-from tuner.trial import Leases, run_trial
-from tuner.worker import Worker, is_dead, worker_name
+from tuner.sweeping.sweep import SweepProgress, create_sweep, run_sweep, spec_of
+from tuner.sweeping.trial import Leases, run_trial
+from tuner.sweeping.worker import Worker, is_dead, worker_name
 
 QUICK = Leases(lease_s=30.0, heartbeat_s=0.2)
 
@@ -112,13 +112,13 @@ def test_a_sweep_without_room_is_tried_again_ever_later_and_stops_no_other(
     full = create_sweep(database, toy_spec([1], ["ok"], target=one_rank, provider="other"))
     mine = create_sweep(database, toy_spec([1, 2], ["ok"], target=one_rank))
     executor = FullExecutor(times=4)
-    monkeypatch.setattr("tuner.worker._NO_ROOM_S", 3600.0)
-    monkeypatch.setattr("tuner.worker._NO_ROOM_MOST_S", 3600.0)
+    monkeypatch.setattr("tuner.sweeping.worker._NO_ROOM_S", 3600.0)
+    monkeypatch.setattr("tuner.sweeping.worker._NO_ROOM_MOST_S", 3600.0)
     worker = Worker(database, lambda: executor, leases=QUICK)
     worker.run(lambda: states(database, mine)[0] == "succeeded")
     assert executor.tried == ["other", "flatpeak", "flatpeak"]
     assert states(database, full) == ("running", {"queued": 1})
-    monkeypatch.setattr("tuner.worker._NO_ROOM_S", 0.01)
+    monkeypatch.setattr("tuner.sweeping.worker._NO_ROOM_S", 0.01)
     worker = Worker(database, lambda: executor, leases=QUICK)
     pauses: list[float] = []
 
@@ -235,7 +235,7 @@ _WORKER = """
 import signal, sys, threading
 from db.session import Database
 from tuner.executors.local import LocalExecutor
-from tuner.worker import Worker
+from tuner.sweeping.worker import Worker
 if __name__ == "__main__":
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())

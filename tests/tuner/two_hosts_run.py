@@ -15,9 +15,9 @@ from cost_model.errors import RuleError
 from db.repositories import TrialRepository
 from db.session import Database
 from tuner.executors.ray import RayExecutor
-from tuner.fingerprint import local_hardware_id
-from tuner.sweep import create_sweep, parse_sweep, run_sweep
-from tuner.worker import Worker
+from tuner.machine.fingerprint import local_hardware_id
+from tuner.sweeping.sweep import create_sweep, parse_sweep, run_sweep
+from tuner.sweeping.worker import Worker
 
 NETWORK, ELSEWHERE = "tbf-100mbit", "tbf-1gbit"
 SWEEP: dict[str, Any] = {

@@ -82,7 +82,7 @@ class Site:
 
     Attributes:
         hardware_id: ``ClusterSpec.hardware_id`` of the node, with its network where a gang spans several.
-        software: versions and settings there (``tuner.fingerprint.local_software``), and the network's name.
+        software: versions and settings there (``tuner.machine.fingerprint.local_software``), and the network's name.
         memory_bytes: of one card, or on the CPU of the node.
     """
 

@@ -12,7 +12,6 @@ from multiprocessing.connection import Connection, wait
 from time import monotonic
 from typing import Any
 
-from tuner.cores import usable_cores
 from tuner.executors.base import GangTask
 from tuner.executors.deaths import kernel_oom_kills, why_died
 from tuner.executors.folder import GangFolder
@@ -20,12 +19,13 @@ from tuner.executors.line import Line
 from tuner.executors.place import Place
 from tuner.executors.rank_entry import serve
 from tuner.executors.supervisor import Message
+from tuner.machine.cores import usable_cores
 
 # The last two take a second each, and a rank would load them in its first measurement.
 _PRELOAD = [
     *("torch", "torch.distributed", "operators.ranks", "tuner.executors.rank_process"),
     "tuner.executors.rank_entry",
-    *("tuner.measure", "torch._dynamo"),
+    *("tuner.measuring.measure", "torch._dynamo"),
 ]
 _LOG_TAIL_BYTES = 8_000
 _REAP_S = 10.0

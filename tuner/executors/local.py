@@ -7,7 +7,7 @@ import torch
 from tuner.executors.base import GangOutcome, GangTask, Site
 from tuner.executors.gang import LocalGang
 from tuner.executors.supervisor import Cancelled, GangExecutor, Unplaced
-from tuner.fingerprint import local_hardware, local_hardware_id, local_software
+from tuner.machine.fingerprint import local_hardware, local_hardware_id, local_software
 
 
 class LocalExecutor(GangExecutor):

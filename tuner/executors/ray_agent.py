@@ -126,7 +126,7 @@ def _network(device: str) -> str:
     """The network's class; where nobody can say, a name that holds for this cluster, until it is stopped."""
     import ray
 
-    from tuner.network import network_name
+    from tuner.machine.network import network_name
 
     session = ray.get_runtime_context().get_session_name()
     return network_name(_node_address(), device) or f"unnamed-{session}"

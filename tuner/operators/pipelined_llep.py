@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from operators.bounds.pipelined_llep import pipelined_llep_terms
-from tuner.dispatch_load import dispatch_load
 from tuner.operators.common import (
     SCALAR_BYTES,
     TOLERANCE,
@@ -19,6 +18,7 @@ from tuner.operators.common import (
     worst,
 )
 from tuner.registry import Runnable, Shape, check_keys
+from tuner.routing.load import dispatch_load
 from tuner.space import Config, Knob, Space
 
 if TYPE_CHECKING:

@@ -1,0 +1,1 @@
+"""What the system says of this machine: hardware and software, network, cores, cards, processes."""

@@ -1,0 +1,1 @@
+"""One configuration on its ranks: times, peaks, their modes, and what surrounded them."""

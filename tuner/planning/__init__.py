@@ -1,0 +1,1 @@
+"""Plans: which launch of which layout fits the memory, and is fastest by the model."""

@@ -1,0 +1,1 @@
+"""What a machine or a fleet reaches, measured by its own ranks and made into a cluster."""

@@ -1,0 +1,1 @@
+"""A router as numbers: for plans, for rows, for bounds."""

@@ -1,0 +1,1 @@
+"""Which stored rows count today, and as what."""
