@@ -9,11 +9,12 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Response
 from prometheus_client import CollectorRegistry
 from starlette.staticfiles import StaticFiles
 from starlette.types import Receive, Scope, Send
 
+from api.etags import Conditional
 from api.middleware import BodyLimit, RequestMetrics, SecurityHeaders
 from api.problems import LastResort, install_problems
 from api.routes import catalog, health, plans, sweeps, trials
@@ -79,7 +80,11 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.include_router(sign_in.router, include_in_schema=False)
     app.include_router(pages.router, include_in_schema=False)
     pages.install(app)
-    app.add_api_route("/v1/openapi.json", lambda: openapi(app), methods=["GET"], include_in_schema=False)
+
+    def document(conditions: Conditional) -> Response:
+        return conditions.answer(openapi(app))
+
+    app.add_api_route("/v1/openapi.json", document, methods=["GET", "HEAD"], include_in_schema=False)
     app.mount("/static", StaticFiles(directory=STATIC), name="static")
     app.add_middleware(LastResort)
     app.add_middleware(BodyLimit, max_bytes=chosen.max_body_bytes)

@@ -14,6 +14,8 @@ __all__ = [
     "Failure",
     "Forbidden",
     "NotFound",
+    "PreconditionFailed",
+    "PreconditionRequired",
     "RuleError",
     "TooLarge",
     "Unauthorized",
@@ -74,6 +76,18 @@ class Conflict(RuleError):
     """The thing is in a state that does not allow the request."""
 
     status = 409
+
+
+class PreconditionFailed(RuleError):
+    """The resource is not as the request's If-Match or If-None-Match asks."""
+
+    status = 412
+
+
+class PreconditionRequired(RuleError):
+    """The request would replace what somebody wrote, and does not say which version."""
+
+    status = 428
 
 
 class Unauthorized(RuleError):

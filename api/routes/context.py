@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any
 
-from fastapi import Depends, Query, Request
+from fastapi import APIRouter, Depends, Query, Request, Response
 
+from api.auth import reads
 from api.problems import Problem
 from api.schemas.common import MAX_PAGE
 from api.settings import Settings
@@ -34,9 +36,11 @@ _WHAT = {
     403: "The token lacks the scope",
     404: "Nothing is stored under that id",
     409: "The thing is in another state",
+    412: "The resource is not as If-Match or If-None-Match asks",
     413: "The body is too large",
     415: "The body is not JSON",
     422: "A value breaks a rule",
+    428: "If-Match must say which version is replaced",
     503: "The database does not answer",
 }
 _ALWAYS = (400, 401, 403, 422, 503)
@@ -48,3 +52,41 @@ def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
         status: {"description": _WHAT[status], "model": Problem, "content": _CONTENT}
         for status in sorted({*_ALWAYS, *statuses})
     }
+
+
+TAGGED: dict[str, Any] = {
+    "headers": {"ETag": {"description": "Strong tag of the representation", "schema": {"type": "string"}}}
+}
+"""OpenAPI part of a response that carries a tag."""
+
+
+def get_resource(
+    router: APIRouter, path: str, model: Any, description: str = "Successful Response"
+) -> Callable[[Callable[..., Response]], Callable[..., Response]]:
+    """Decorator: ``path`` answers GET and HEAD with one resource and its tag, or 304, as the endpoint makes it."""
+
+    def register(endpoint: Callable[..., Response]) -> Callable[..., Response]:
+        needed = [Depends(reads)]
+        router.add_api_route(
+            path,
+            endpoint,
+            methods=["GET"],
+            response_model=model,
+            dependencies=needed,
+            responses={
+                **problems(404, 412),
+                200: {"description": description, **TAGGED},
+                304: {"description": "The client has this representation", **TAGGED},
+            },
+        )
+        router.add_api_route(
+            path,
+            endpoint,
+            methods=["HEAD"],
+            response_model=None,
+            dependencies=needed,
+            include_in_schema=False,
+        )
+        return endpoint
+
+    return register

@@ -6,11 +6,11 @@ import threading
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
-from fastapi.responses import JSONResponse
 
 from api.auth import reads, writes
 from api.errors import Failure
-from api.routes.context import Config, Cursor, Limit, Store, problems
+from api.etags import Conditional, stored
+from api.routes.context import TAGGED, Config, Cursor, Limit, Store, get_resource, problems
 from api.schemas.common import Page
 from api.schemas.plans import Plan, PlanRequest, PlanSummary
 from api.services import planning as service
@@ -25,7 +25,10 @@ _SCOPE = "plans"
     status_code=201,
     dependencies=[Depends(writes)],
     response_model=Plan,
-    responses={**problems(404, 413, 415), 201: {"description": "The plan, stored; Location is its address"}},
+    responses={
+        **problems(404, 413, 415),
+        201: {"description": "The plan, stored; Location is its address", **TAGGED},
+    },
 )
 def make_plan(
     *,
@@ -34,7 +37,7 @@ def make_plan(
     store: Store,
     body: PlanRequest,
     idempotency_key: Annotated[str | None, Header(min_length=1, max_length=200)] = None,
-) -> JSONResponse:
+) -> Response:
     """Plan a run. The same Idempotency-Key and body give the same plan again."""
     asked = body.model_dump()
     with store.reading() as session:
@@ -67,8 +70,8 @@ def make_plan(
     return _created(saved)
 
 
-def _created(plan: dict[str, Any]) -> JSONResponse:
-    return JSONResponse(plan, status_code=201, headers={"Location": f"/v1/plans/{plan['id']}"})
+def _created(plan: dict[str, Any]) -> Response:
+    return stored(plan, status=201, headers={"Location": f"/v1/plans/{plan['id']}"})
 
 
 @router.get("", dependencies=[Depends(reads)], responses=problems())
@@ -78,24 +81,23 @@ def list_plans(store: Store, cursor: Cursor = None, limit: Limit = 50) -> Page[P
         return service.list_plans(session, cursor=cursor, limit=limit)
 
 
-@router.get("/{plan_id}", dependencies=[Depends(reads)], response_model=Plan, responses=problems(404))
-def get_plan(store: Store, plan_id: str) -> JSONResponse:
-    """A plan as it was answered."""
+@get_resource(router, "/{plan_id}", Plan)
+def get_plan(store: Store, plan_id: str, conditions: Conditional) -> Response:
+    """A plan as it was answered; it never changes."""
     with store.reading() as session:
-        return JSONResponse(service.get_plan(session, plan_id))
+        return conditions.answer(service.get_plan(session, plan_id))
 
 
-@router.get("/{plan_id}/export", dependencies=[Depends(reads)], responses=problems(404))
+@get_resource(router, "/{plan_id}/export", dict[str, Any])
 def export_plan(
     store: Store,
     plan_id: str,
-    response: Response,
+    conditions: Conditional,
     form: Annotated[
         Literal["launch"], Query(alias="format", description="launch: launch.json for operators.launch")
     ] = "launch",
-) -> dict[str, Any]:
+) -> Response:
     """The plan's launch parameters as a file a training job reads."""
     with store.reading() as session:
         exported = service.export_plan(service.get_plan(session, plan_id))
-    response.headers["Content-Disposition"] = f'attachment; filename="{form}.json"'
-    return exported
+    return conditions.answer(exported, {"Content-Disposition": f'attachment; filename="{form}.json"'})

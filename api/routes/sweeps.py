@@ -9,7 +9,8 @@ from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
 from api.auth import reads, writes
-from api.routes.context import Config, Cursor, Limit, Store, problems
+from api.etags import Conditional, stored
+from api.routes.context import TAGGED, Config, Cursor, Limit, Store, get_resource, problems
 from api.routes.events import event_stream
 from api.schemas.attempts import AttemptSpan
 from api.schemas.common import Page, decode_number, encode_cursor
@@ -47,32 +48,46 @@ def list_sweeps(
         return service.list_sweeps(session, cursor=cursor, limit=limit, operator=operator, state=state)
 
 
-@router.post("", status_code=202, dependencies=[Depends(writes)], responses=problems(413, 415))
+@router.post(
+    "",
+    status_code=202,
+    dependencies=[Depends(writes)],
+    response_model=Sweep,
+    responses={**problems(413, 415), 202: {"description": "Queued; Location is its address", **TAGGED}},
+)
 def start_sweep(
     store: Store,
     body: SweepRequest,
-    response: Response,
     idempotency_key: Annotated[str | None, Header(min_length=1, max_length=200)] = None,
-) -> Sweep:
+) -> Response:
     """Queue a sweep. The same Idempotency-Key and body give the same sweep again."""
     sweep_id = create_sweep(store, body, idempotency_key)
-    response.headers["Location"] = f"/v1/sweeps/{sweep_id}"
     with store.reading() as session:
-        return service.get_sweep(session, sweep_id)
+        sweep = service.get_sweep(session, sweep_id)
+    return stored(sweep, status=202, headers={"Location": f"/v1/sweeps/{sweep_id}"})
 
 
-@router.get("/{sweep_id}", dependencies=[Depends(reads)], responses=problems(404))
-def get_sweep(store: Store, sweep_id: str) -> Sweep:
+@get_resource(router, "/{sweep_id}", Sweep)
+def get_sweep(store: Store, sweep_id: str, conditions: Conditional) -> Response:
     """One sweep and how far it is."""
     with store.reading() as session:
-        return service.get_sweep(session, sweep_id)
+        return conditions.answer(service.get_sweep(session, sweep_id))
 
 
-@router.post("/{sweep_id}/cancel", dependencies=[Depends(writes)], responses=problems(404, 409))
-def cancel_sweep(store: Store, sweep_id: str) -> Sweep:
-    """Cancel a sweep: queued trials at once, running ones as soon as their worker hears of it."""
+@router.post(
+    "/{sweep_id}/cancel",
+    dependencies=[Depends(writes)],
+    response_model=Sweep,
+    responses={**problems(404, 409, 412), 200: {"description": "The sweep, cancelled", **TAGGED}},
+)
+def cancel_sweep(store: Store, sweep_id: str, conditions: Conditional) -> Response:
+    """Cancel a sweep: queued trials at once, running ones as soon as their worker hears of it.
+
+    If-Match holds the tag of the sweep, which changes with its trials.
+    """
     with store.session() as session:
-        return service.cancel_sweep(session, sweep_id)
+        sweep = service.cancel_sweep(session, sweep_id, conditions.allow_change)
+    return stored(sweep, status=200, headers={"Content-Location": f"/v1/sweeps/{sweep_id}"})
 
 
 @router.get("/{sweep_id}/trials", dependencies=[Depends(reads)], responses=problems(404))

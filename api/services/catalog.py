@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+from collections.abc import Callable
 from typing import Any
+from urllib.parse import quote
 
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from api.errors import NotFound
+from api.errors import Conflict, NotFound
 from api.schemas.catalog import (
     ClusterBody,
     ClusterPage,
@@ -26,7 +30,10 @@ from cost_model.hf_config import read_hf_config
 from cost_model.model_spec import ModelSpec
 from cost_model.presets import PRESET_NAMES, preset
 from db.repositories import ClusterRepository, CostModelRepository, ModelRepository
+from db.repositories.specs import Row, SpecRepository
 from db.tables import CostModelRow, StoredCluster, StoredModel
+
+Allow = Callable[[StoredSpec], None]
 
 
 def list_cost_models(
@@ -63,12 +70,34 @@ def list_models(session: Session, *, cursor: str | None, limit: int) -> ModelPag
     )
 
 
-def store_model(session: Session, body: ModelBody) -> StoredSpec:
-    """Keep a model; what is stored is the full spec, read and checked.
+def store_model(session: Session, body: ModelBody) -> tuple[StoredSpec, bool]:
+    """Keep a model under a new name, and whether it was made: not when it is there already, and the same.
+
+    What is stored is the full spec, read and checked.
 
     Raises:
         RuleError: it is not a model that can be planned.
+        Conflict: another one has the name.
     """
+    return _store(ModelRepository(session), "model", body.name, _model_spec(body))
+
+
+def replace_model(session: Session, model_id: str, body: ModelBody, allow: Allow) -> StoredSpec:
+    """Put another model, and name, in a stored one's place; it keeps its id.
+
+    Args:
+        allow: is shown the stored one, locked, and raises if it must not be replaced.
+
+    Raises:
+        NotFound: there is none.
+        RuleError: it is not a model that can be planned.
+        Conflict: another one has the name.
+    """
+    spec = _model_spec(body)
+    return _replace(ModelRepository(session), model_id, body.name, spec, kind="model", allow=allow)
+
+
+def _model_spec(body: ModelBody) -> dict[str, Any]:
     if (body.hf_config is None) == (body.spec is None):
         raise RuleError(
             rule="a model is given by exactly one of hf_config and spec",
@@ -79,7 +108,7 @@ def store_model(session: Session, body: ModelBody) -> StoredSpec:
         spec = dataclasses.replace(read_spec(ModelSpec, body.spec, "spec"), name=body.name)
     else:
         spec = read_hf_config(body.hf_config or {}, name=body.name)
-    return _stored(ModelRepository(session).put(body.name, dataclasses.asdict(spec)))
+    return dataclasses.asdict(spec)
 
 
 def get_model(session: Session, model_id: str) -> StoredSpec:
@@ -88,10 +117,7 @@ def get_model(session: Session, model_id: str) -> StoredSpec:
     Raises:
         NotFound: there is none.
     """
-    row = ModelRepository(session).find(model_id)
-    if row is None:
-        raise NotFound("stored model", model_id)
-    return _stored(row)
+    return _stored(_found(ModelRepository(session).find(model_id), "model", model_id))
 
 
 def list_clusters(session: Session, *, cursor: str | None, limit: int) -> ClusterPage:
@@ -104,17 +130,25 @@ def list_clusters(session: Session, *, cursor: str | None, limit: int) -> Cluste
     )
 
 
-def store_cluster(session: Session, body: ClusterBody) -> StoredSpec:
-    """Keep a cluster; what is stored is the full spec, read and checked.
-
-    Raises:
-        RuleError: it is not a usable cluster.
-    """
+def store_cluster(session: Session, body: ClusterBody) -> tuple[StoredSpec, bool]:
+    """As :func:`store_model`, of a cluster."""
     cluster = dataclasses.replace(read_cluster(body.spec), name=body.name)
-    row = ClusterRepository(session).put(
-        body.name, cluster_to_mapping(cluster), hardware_id=cluster.hardware_id
+    spec = cluster_to_mapping(cluster)
+    return _store(ClusterRepository(session), "cluster", body.name, spec, hardware_id=cluster.hardware_id)
+
+
+def replace_cluster(session: Session, cluster_id: str, body: ClusterBody, allow: Allow) -> StoredSpec:
+    """As :func:`replace_model`, of a cluster."""
+    cluster = dataclasses.replace(read_cluster(body.spec), name=body.name)
+    return _replace(
+        ClusterRepository(session),
+        cluster_id,
+        body.name,
+        cluster_to_mapping(cluster),
+        kind="cluster",
+        allow=allow,
+        hardware_id=cluster.hardware_id,
     )
-    return _stored(row)
 
 
 def get_cluster(session: Session, cluster_id: str) -> StoredSpec:
@@ -123,10 +157,57 @@ def get_cluster(session: Session, cluster_id: str) -> StoredSpec:
     Raises:
         NotFound: there is none.
     """
-    row = ClusterRepository(session).find(cluster_id)
+    return _stored(_found(ClusterRepository(session).find(cluster_id), "cluster", cluster_id))
+
+
+def _found(row: Row | None, kind: str, asked: str) -> Row:
     if row is None:
-        raise NotFound("stored cluster", cluster_id)
-    return _stored(row)
+        raise NotFound(f"stored {kind}", asked)
+    return row
+
+
+def _store(
+    repository: SpecRepository[Row], kind: str, name: str, spec: dict[str, Any], **columns: str | None
+) -> tuple[StoredSpec, bool]:
+    there = repository.named(name)
+    if there is not None:
+        if there.spec_json != json.loads(json.dumps(spec)):
+            raise _taken(
+                kind, name, f"PUT /v1/{kind}s/{there.id} with If-Match replaces it; or choose another."
+            )
+        return _stored(there), False
+    try:
+        return _stored(repository.add(name, spec, **columns)), True
+    except IntegrityError:
+        raise _taken(
+            kind, name, f"It was taken this moment: GET /v1/{kind}s/{quote(name, safe='')}."
+        ) from None
+
+
+def _replace(
+    repository: SpecRepository[Row],
+    asked: str,
+    name: str,
+    spec: dict[str, Any],
+    *,
+    kind: str,
+    allow: Allow,
+    **columns: str | None,
+) -> StoredSpec:
+    row = _found(repository.find(asked, lock=True), kind, asked)
+    other = repository.named(name)
+    remedy = f"Keep its own, or choose one that GET /v1/{kind}s does not list."
+    if other is not None and other.id != row.id:
+        raise _taken(kind, name, remedy)
+    allow(_stored(row))
+    try:
+        return _stored(repository.replace(row, name, spec, **columns))
+    except IntegrityError:
+        raise _taken(kind, name, remedy) from None
+
+
+def _taken(kind: str, name: str, remedy: str) -> Conflict:
+    return Conflict(rule=f"no other stored {kind} may have the name", value=name, remedy=remedy)
 
 
 def _stored(row: StoredModel | StoredCluster) -> StoredSpec:

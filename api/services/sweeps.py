@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from sqlalchemy import select
@@ -12,7 +12,7 @@ from api.errors import Conflict, NotFound, RuleError
 from api.schemas.common import Page, decode_cursor, decode_number, encode_cursor, timestamp
 from api.schemas.sweeps import Attempt, Sample, Sweep, Trial, TrialDetail
 from db.clock import database_now
-from db.lifecycle import SweepState
+from db.lifecycle import SWEEP_TERMINAL, SweepState
 from db.repositories import SampleRepository, SweepRepository, TrialRepository
 from db.tables import Attempt as AttemptRow
 from db.tables import Sample as SampleRow
@@ -43,7 +43,7 @@ def sweep_view(row: SweepRow, counts: dict[str, int], *, worked_on: bool | None)
         reason=row.reason,
         worked_on=worked_on,
         max_trials=row.max_trials,
-        trials=counts,
+        trials=dict(sorted(counts.items())),
         memory_limit_bytes=row.spec_json.get("memory_limit_bytes"),
         spec=row.spec_json,
         created_at=timestamp(row.created_at),
@@ -152,20 +152,29 @@ def get_sweep(session: Session, sweep_id: str) -> Sweep:
     return sweep_view(row, sweeps.counts(sweep_id), worked_on=_worked_on(session, row))
 
 
-def cancel_sweep(session: Session, sweep_id: str) -> Sweep:
+def cancel_sweep(session: Session, sweep_id: str, allow: Callable[[Sweep], None] | None = None) -> Sweep:
     """Cancel a sweep that has not ended: its queued trials at once, its running ones as soon as they stop.
+
+    Args:
+        allow: is shown the sweep as it stays until it is cancelled, and raises if it must not be.
 
     Raises:
         NotFound: there is none.
         Conflict: it has ended.
     """
+    get_sweep(session, sweep_id)
+    sweeps = SweepRepository(session)
+    sweeps.hold(sweep_id)
     before = get_sweep(session, sweep_id)
-    if not SweepRepository(session).cancel(sweep_id):
+    if before.state in SWEEP_TERMINAL:
         raise Conflict(
             rule="only a sweep that has not ended can be cancelled",
             value=before.state,
             remedy="Nothing is left to do: it has ended.",
         )
+    if allow is not None:
+        allow(before)
+    sweeps.cancel(sweep_id)
     return get_sweep(session, sweep_id)
 
 

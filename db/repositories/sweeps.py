@@ -140,15 +140,24 @@ class SweepRepository:
         self._session.execute(update(Sweep).where(Sweep.id == sweep_id).values(resumed_at=database_now()))
         return self._move(sweep_id, (_S.PAUSED,), _S.RUNNING, None)
 
-    def cancel(self, sweep_id: str, reason: str = "cancelled by the user") -> bool:
-        """Cancel the queued trials and ask the running ones to stop. False when it had already ended."""
+    def hold(self, sweep_id: str) -> list[Trial]:
+        """Keep the sweep and its trials as they are until the transaction ends; returns the unfinished ones.
+
+        Those that have ended do not change, and a new one needs the sweep's row.
+        """
         self.get(sweep_id, lock=True)
-        if not self._move(sweep_id, (_S.QUEUED, _S.RUNNING, _S.PAUSED), _S.CANCELLED, reason):
-            return False
-        waiting = select(Trial).where(
+        unfinished = select(Trial).where(
             Trial.sweep_id == sweep_id, Trial.state.not_in([s.value for s in TERMINAL])
         )
-        for trial in self._session.scalars(waiting.order_by(Trial.id).with_for_update()):
+        unfinished = unfinished.order_by(Trial.id).execution_options(populate_existing=True)
+        return list(self._session.scalars(unfinished.with_for_update()))
+
+    def cancel(self, sweep_id: str, reason: str = "cancelled by the user") -> bool:
+        """Cancel the queued trials and ask the running ones to stop. False when it had already ended."""
+        unfinished = self.hold(sweep_id)
+        if not self._move(sweep_id, (_S.QUEUED, _S.RUNNING, _S.PAUSED), _S.CANCELLED, reason):
+            return False
+        for trial in unfinished:
             trial.cancel_requested = True
             if trial.state == TrialState.QUEUED.value:
                 trial.state, trial.reason_kind, trial.reason = TrialState.CANCELLED.value, "cancelled", reason
