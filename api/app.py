@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, Response
+from fastapi.routing import APIRoute
 from prometheus_client import CollectorRegistry
 from starlette.staticfiles import StaticFiles
 from starlette.types import Receive, Scope, Send
@@ -73,12 +74,13 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.state.database = database
     app.state.registry = CollectorRegistry()
     app.state.streams = set()
+    app.state.endpoints = []
     app.state.planning = threading.BoundedSemaphore(chosen.max_planning)
     install_problems(app)
-    for router in (plans.router, sweeps.router, trials.router, catalog.router, health.router):
-        app.include_router(router)
-    app.include_router(sign_in.router, include_in_schema=False)
-    app.include_router(pages.router, include_in_schema=False)
+    public = (plans.router, sweeps.router, trials.router, catalog.router, health.router)
+    for router in (*public, sign_in.router, pages.router):
+        app.include_router(router, include_in_schema=router in public)
+        app.state.endpoints += [route for route in router.routes if isinstance(route, APIRoute)]
     pages.install(app)
 
     def document(conditions: Conditional) -> Response:

@@ -143,14 +143,23 @@ def _pointer(location: tuple[Any, ...]) -> str:
 def _http(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
     rule, remedy = _HTTP_RULES.get(error.status_code, (str(error.detail), "See /v1/openapi.json."))
+    headers = dict(error.headers or {})
+    if error.status_code == 405:
+        headers["Allow"] = ", ".join(_methods(request)) or headers.get("Allow", "")
     return problem_response(
         request,
         error.status_code,
         rule=rule,
         value=f"{request.method} {request.url.path}",
         remedy=remedy,
-        headers=dict(error.headers or {}),
+        headers=headers,
     )
+
+
+def _methods(request: Request) -> list[str]:
+    """Methods of the address, over all routes that have it: the framework knows of the first one only."""
+    routes = [route for route in request.app.state.endpoints if route.path_regex.match(request.url.path)]
+    return sorted({method for route in routes for method in route.methods or ()})
 
 
 def _database(request: Request, error: Exception) -> JSONResponse:
