@@ -1,0 +1,143 @@
+"""Two who change the same thing at once: the tag is compared in the transaction that changes, on both databases."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from sqlalchemy import Engine, event
+
+from cost_model.cluster_file import cluster_to_mapping
+from cost_model.presets import preset
+from db.lifecycle import TrialState
+from db.repositories import ClusterRepository, SweepRepository, TrialRepository
+from tests.api.conftest import Served
+from tests.api.seed import seed_sweep
+from tests.postgres import drop_database, new_database
+
+ROUNDS = 6
+WRITERS = 3
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path / 'flatpeak.db'}"
+        return
+    url = new_database()
+    yield url
+    drop_database(url)
+
+
+def body(nodes: int) -> dict[str, Any]:
+    return {"name": "ours", "spec": cluster_to_mapping(preset("hgx-h200", nodes))}
+
+
+@contextmanager
+def waiting_writer(served: Served, method: str, address: str, **request: Any) -> Iterator[Future[Any]]:
+    """A request under way that asks for a lock that the caller holds: the block starts when it has asked."""
+    asked = threading.Event()
+    caller = threading.get_ident()
+
+    def listen(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        if threading.get_ident() != caller and ("IMMEDIATE" in statement or "FOR UPDATE" in statement):
+            asked.set()
+
+    event.listen(Engine, "before_cursor_execute", listen)
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            answer = pool.submit(served.client.request, method, address, **request)
+            assert asked.wait(20), "the request has asked for no lock"
+            yield answer
+    finally:
+        event.remove(Engine, "before_cursor_execute", listen)
+
+
+def test_of_writers_who_saw_the_same_version_one_wins(served: Served) -> None:
+    served.client.post("/v1/clusters", json=body(1))
+    address = "/v1/clusters/ours"
+    nodes = iter(range(2, 1000))
+    with ThreadPoolExecutor(WRITERS) as pool:
+        for _ in range(ROUNDS):
+            seen = {"If-Match": served.client.get(address).headers["etag"]}
+            together = threading.Barrier(WRITERS)
+
+            def write(
+                many: int, seen: dict[str, str] = seen, together: threading.Barrier = together
+            ) -> httpx.Response:
+                together.wait(20)
+                return served.client.put(address, json=body(many), headers=seen)
+
+            answers = list(pool.map(write, [next(nodes) for _ in range(WRITERS)]))
+            assert sorted(answer.status_code for answer in answers) == [200, *[412] * (WRITERS - 1)]
+            (won,) = [answer for answer in answers if answer.status_code == 200]
+            assert served.client.get(address).json() == won.json()
+
+
+def test_a_replacement_that_waited_sees_what_came_before_it(served: Served) -> None:
+    made = served.client.post("/v1/clusters", json=body(1))
+    address, seen = made.headers["location"], {"If-Match": made.headers["etag"]}
+    with served.database.session() as session:
+        clusters = ClusterRepository(session)
+        row = clusters.find("ours", lock=True)
+        assert row is not None
+        with waiting_writer(served, "PUT", address, json=body(3), headers=seen) as answer:
+            clusters.replace(row, "ours", body(2)["spec"])
+            session.commit()
+            assert answer.result(20).status_code == 412
+    assert served.client.get(address).json()["spec"]["nodes"] == 2
+
+
+def test_a_cancellation_that_waited_sees_the_sweep_as_it_is_then(served: Served) -> None:
+    sweep_id = seed_sweep(served.database, finish=False).sweep_id
+    address = f"/v1/sweeps/{sweep_id}"
+    seen = {"If-Match": served.client.get(address).headers["etag"]}
+    with served.database.session() as session:
+        SweepRepository(session).pause(sweep_id, "three failures within a minute")
+        with waiting_writer(served, "POST", f"{address}/cancel", headers=seen) as answer:
+            session.commit()
+            assert answer.result(20).status_code == 412
+    assert served.client.get(address).json()["state"] == "paused"
+
+
+def test_a_cancellation_that_waited_sees_a_trial_that_has_moved_on(served: Served) -> None:
+    sweep_id = seed_sweep(served.database, finish=False).sweep_id
+    address = f"/v1/sweeps/{sweep_id}"
+    with served.database.session() as session:
+        claim = TrialRepository(session).claim("test/1/1", sweep_ids=[sweep_id])
+        assert claim is not None
+        TrialRepository(session).start(claim)
+    seen = {"If-Match": served.client.get(address).headers["etag"]}
+    with served.database.session() as session:
+        TrialRepository(session).finish(claim, TrialState.SUCCEEDED, latency_s=1.0)
+        with waiting_writer(served, "POST", f"{address}/cancel", headers=seen) as answer:
+            session.commit()
+            refused = answer.result(20)
+    assert refused.status_code == 412
+    now = served.client.get(address)
+    assert (now.json()["state"], now.json()["trials"]["succeeded"]) == ("queued", 1)
+    again = {"If-Match": now.headers["etag"]}
+    assert served.client.post(f"{address}/cancel", headers=again).status_code == 200
+
+
+def test_of_two_who_store_the_same_new_name_one_makes_it(served: Served) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        together = threading.Barrier(2)
+
+        def store(nodes: int) -> int:
+            together.wait(20)
+            return served.client.post("/v1/clusters", json=body(nodes)).status_code
+
+        assert sorted(pool.map(store, [1, 2])) == [201, 409]
+
+
+def test_a_sweep_that_stays_the_same_keeps_its_tag(served: Served) -> None:
+    sweep_id = seed_sweep(served.database).sweep_id
+    tags = {served.client.get(f"/v1/sweeps/{sweep_id}").headers["etag"] for _ in range(3)}
+    assert len(tags) == 1
