@@ -40,13 +40,16 @@ def body(nodes: int) -> dict[str, Any]:
 
 
 @contextmanager
-def waiting_writer(served: Served, method: str, address: str, **request: Any) -> Iterator[Future[Any]]:
-    """A request under way that asks for a lock that the caller holds: the block starts when it has asked."""
+def waiting_writer(
+    served: Served, table: str, method: str, address: str, **request: Any
+) -> Iterator[Future[Any]]:
+    """A request under way that asks for rows of ``table`` that the caller holds: the block starts when it has asked."""
     asked = threading.Event()
     caller = threading.get_ident()
 
     def listen(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
-        if threading.get_ident() != caller and ("IMMEDIATE" in statement or "FOR UPDATE" in statement):
+        locks = "IMMEDIATE" in statement or (f"FROM {table}" in statement and "FOR UPDATE" in statement)
+        if locks and threading.get_ident() != caller:
             asked.set()
 
     event.listen(Engine, "before_cursor_execute", listen)
@@ -87,7 +90,7 @@ def test_a_replacement_that_waited_sees_what_came_before_it(served: Served) -> N
         clusters = ClusterRepository(session)
         row = clusters.find("ours", lock=True)
         assert row is not None
-        with waiting_writer(served, "PUT", address, json=body(3), headers=seen) as answer:
+        with waiting_writer(served, "stored_cluster", "PUT", address, json=body(3), headers=seen) as answer:
             clusters.replace(row, "ours", body(2)["spec"])
             session.commit()
             assert answer.result(20).status_code == 412
@@ -100,7 +103,7 @@ def test_a_cancellation_that_waited_sees_the_sweep_as_it_is_then(served: Served)
     seen = {"If-Match": served.client.get(address).headers["etag"]}
     with served.database.session() as session:
         SweepRepository(session).pause(sweep_id, "three failures within a minute")
-        with waiting_writer(served, "POST", f"{address}/cancel", headers=seen) as answer:
+        with waiting_writer(served, "sweep", "POST", f"{address}/cancel", headers=seen) as answer:
             session.commit()
             assert answer.result(20).status_code == 412
     assert served.client.get(address).json()["state"] == "paused"
@@ -116,7 +119,7 @@ def test_a_cancellation_that_waited_sees_a_trial_that_has_moved_on(served: Serve
     seen = {"If-Match": served.client.get(address).headers["etag"]}
     with served.database.session() as session:
         TrialRepository(session).finish(claim, TrialState.SUCCEEDED, latency_s=1.0)
-        with waiting_writer(served, "POST", f"{address}/cancel", headers=seen) as answer:
+        with waiting_writer(served, "trial", "POST", f"{address}/cancel", headers=seen) as answer:
             session.commit()
             refused = answer.result(20)
     assert refused.status_code == 412
