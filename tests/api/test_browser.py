@@ -232,6 +232,16 @@ def test_a_sweep_is_cancelled_from_its_page(page: Page, served: Served) -> None:
     expect(page.locator("#summary .badge").first).to_have_text("cancelled")
 
 
+def test_a_browser_fetches_again_only_what_has_changed(page: Page, served: Served) -> None:
+    sweep_id = seed_sweep(served.database).sweep_id
+    for _ in range(2):
+        page.goto(f"{served.address}/sweeps/{sweep_id}")
+        page.wait_for_load_state("networkidle")
+    told = served.client.get("/metrics").text
+    assert 'route="/v1/sweeps/{sweep_id}",status="304"' in told
+    assert 'route="/v1/sweeps/{sweep_id}",status="412"' not in told
+
+
 def test_a_trial_stacks_its_bound_against_the_peak(page: Page, served: Served, seeded: Seeded) -> None:
     page.goto(f"{served.address}/trials/{seeded.trial_ids[1]}")
     expect(page.locator("#terms summary")).to_have_text("Table (5 rows)")
