@@ -32,7 +32,7 @@ from tuner.registry import load_adapter
 from tuner.routing.load import dispatch_load
 from tuner.routing.numbers import profile_loads, routing_numbers
 
-TWO_GPU_ROWS = Path(__file__).parent / "results" / "nvidia-h200-x2" / "samples.csv"
+TWO_GPU_ROWS = Path(__file__).parent / "results" / "nvidia-h200-x2" / "samples_first.csv"
 # 12 bytes a parameter each way, 2.61e9 parameters a rank, 1.93 s: what the paper's step comes to.
 HOST_LINK = 16.2e9
 CREATED = "2026-11-29T00:00:00Z"

@@ -1,6 +1,6 @@
 """How far a model of one GPU plus a link model is from what two GPUs do, before and after fitting it to them.
 
-    python -m benchmarks.two_gpus_errors benchmarks/results/nvidia-h200-x2/samples.csv
+    python -m benchmarks.two_gpus_errors benchmarks/results/nvidia-h200-x2/samples_first.csv
 
 The one-GPU model is fitted to the rows in benchmarks/results/nvidia-h200-x1 (loopback: compute and memory are
 true, transfers are local copies). Its compute, launch and memory rates are then joined with the link rates of
