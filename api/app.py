@@ -16,7 +16,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import Receive, Scope, Send
 
 from api.etags import Conditional
-from api.middleware import BodyLimit, RequestMetrics, SecurityHeaders
+from api.middleware import BodyLimit, RequestMetrics, SecurityHeaders, StorableAddress
 from api.problems import LastResort, install_problems
 from api.routes import catalog, health, plans, sweeps, trials
 from api.services.store import open_database
@@ -90,6 +90,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.mount("/static", StaticFiles(directory=STATIC), name="static")
     app.add_middleware(LastResort)
     app.add_middleware(BodyLimit, max_bytes=chosen.max_body_bytes)
+    app.add_middleware(StorableAddress)
     app.add_middleware(SecurityHeaders)
     app.add_middleware(_Counted, metrics=RequestMetrics(app.state.registry))
     return app

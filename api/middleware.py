@@ -1,4 +1,4 @@
-"""What holds for every request: body size, media type, security headers, counting."""
+"""What holds for every request: address, body size, media type, security headers, counting."""
 
 from __future__ import annotations
 
@@ -53,6 +53,27 @@ class SecurityHeaders:
             await send(message)
 
         await self.app(scope, receive, with_headers if scope["type"] == "http" else send)
+
+
+class StorableAddress:
+    """Refuses addresses that hold a NUL (400): not every database takes one, not even to look for it."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI."""
+        if scope["type"] != "http" or ("\0" not in scope["path"] and b"%00" not in scope["query_string"]):
+            await self.app(scope, receive, send)
+            return
+        refusal = problem_response(
+            Request(scope),
+            400,
+            rule="an address must not hold a NUL character",
+            value=scope["path"] if "\0" in scope["path"] else scope["query_string"].decode("latin-1"),
+            remedy="Take %00 out of it.",
+        )
+        await refusal(scope, receive, send)
 
 
 class BodyLimit:

@@ -248,6 +248,13 @@ def test_no_id_breaks_the_server(served: Served, address: str) -> None:
         assert served.client.get(address.format(odd)).status_code in (200, 400, 404, 422), odd
 
 
+@pytest.mark.parametrize("address", [*ADDRESSES, "/static/{}", "/v1/none/{}"])
+def test_no_address_with_a_nul_reaches_a_database(served: Served, address: str) -> None:
+    refused = served.client.get(address.format("a%00b"))
+    assert refused.status_code == 400
+    assert "NUL" in refused.json()["rule"]
+
+
 def test_no_event_id_breaks_a_stream(served: Served) -> None:
     address = f"/v1/sweeps/{seed_sweep(served.database).sweep_id}/events"
     for text in ("x", "-1", "9" * 18, "9" * 19, "9" * 30, "1.5", "²", "٣", "0"):
