@@ -61,7 +61,7 @@ TAGGED: dict[str, Any] = {
 
 
 def get_resource(
-    router: APIRouter, path: str, model: Any, description: str = "Successful Response"
+    router: APIRouter, path: str, model: Any
 ) -> Callable[[Callable[..., Response]], Callable[..., Response]]:
     """Decorator: ``path`` answers GET and HEAD with one resource and its tag, or 304, as the endpoint makes it."""
 
@@ -75,7 +75,7 @@ def get_resource(
             dependencies=needed,
             responses={
                 **problems(404, 412),
-                200: {"description": description, **TAGGED},
+                200: {"description": "The resource as it is now", **TAGGED},
                 304: {"description": "The client has this representation", **TAGGED},
             },
         )

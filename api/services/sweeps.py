@@ -162,8 +162,9 @@ def cancel_sweep(session: Session, sweep_id: str, allow: Callable[[Sweep], None]
         NotFound: there is none.
         Conflict: it has ended.
     """
-    get_sweep(session, sweep_id)
     sweeps = SweepRepository(session)
+    if sweeps.find(sweep_id) is None:
+        raise NotFound("sweep", sweep_id)
     sweeps.hold(sweep_id)
     before = get_sweep(session, sweep_id)
     if before.state in SWEEP_TERMINAL:
