@@ -38,7 +38,7 @@ class InProcessExecutor:
     def refusal(self, task: GangTask) -> str | None:
         return None if task.ranks <= self.max_ranks(task.device) else "one rank on the CPU is all there is"
 
-    def site(self, device: str, nodes: int = 1) -> Site:
+    def site(self, device: str, nodes: int = 1, hardware_id: str | None = None) -> Site:
         return local_site(device)
 
     def close(self) -> None:

@@ -17,6 +17,8 @@ from tuner.executors.base import NoSite, Timers
 from tuner.executors.ray import RayExecutor
 from tuner.executors.ray_cluster import Node, authenticate, connect
 from tuner.executors.supervisor import GangExecutor
+from tuner.sweeping.misfit import misfit
+from tuner.sweeping.sweep_spec import Target
 
 
 @pytest.fixture(scope="module")
@@ -136,6 +138,13 @@ class TestRayExecutor(ExecutorContract):
             assert stands() == {node.id}
         assert mixed.run(task("where")).ok  # whatever it is, the warm gang is one of the cluster's
         assert stands() == {small.id}
+        # sweeps of either kind run on the one cluster; those of a third are left to others
+        for kind in ("other", here.hardware_id):
+            assert mixed.site("cpu", 1, kind).hardware_id == kind
+            assert misfit(mixed, Target(ranks=2, hardware_id=kind)) is None
+        refused = misfit(mixed, Target(ranks=2, hardware_id="third"))
+        assert refused is not None
+        assert refused.value == "third"
         # the free node is of another kind: the task waits for its own
         other = new()
         other._sites |= mixed._sites

@@ -127,6 +127,8 @@ def test_a_slow_node_shows_and_the_cluster_takes_the_slowest() -> None:
         ("node c", "network_bytes_per_s"),
     ]
     assert result.cluster.gpu.peak_flops.value == pytest.approx(0.6e12)
+    # of two ranks' all-to-all half travels
+    assert result.nodes[0].rates["node_link_bytes_per_s"] == pytest.approx(2**25 / 1e-2)
     assert result.cluster.tiers[1].name == "ethernet-10g"
     assert any(note.startswith("node c: matrix rate 40 % below its like") for note in result.cluster.notes)
     assert all(note.endswith("the slowest counts") for note in result.cluster.notes)

@@ -124,9 +124,10 @@ class Executor(Protocol):
     def refusal(self, task: GangTask) -> str | None:
         """Why the task can never be placed here, or None."""
 
-    def site(self, device: str, nodes: int = 1) -> Site:
+    def site(self, device: str, nodes: int = 1, hardware_id: str | None = None) -> Site:
         """What a gang of this device runs on, within one node or over several.
 
+        Of the hardware that is named, where there is such; else of what it would run on if none were named.
         Where it may change, a task carries its ``hardware_id``: what it measures is then never of another kind.
 
         Raises:

@@ -26,8 +26,8 @@ class LocalExecutor(GangExecutor):
             return torch.cuda.device_count() if torch.cuda.is_available() else 0
         return self._max_cpu_ranks
 
-    def site(self, device: str, nodes: int = 1) -> Site:
-        del nodes  # there is one
+    def site(self, device: str, nodes: int = 1, hardware_id: str | None = None) -> Site:
+        del nodes, hardware_id  # there is one of each
         return local_site(device)
 
     def pids(self) -> list[int]:

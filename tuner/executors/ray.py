@@ -49,12 +49,13 @@ class RayExecutor(GangExecutor):
     def max_ranks(self, device: str) -> int:
         return sum(node.room(device, self._cpus_per_rank) for node in self._kind(device))
 
-    def site(self, device: str, nodes: int = 1) -> Site:
+    def site(self, device: str, nodes: int = 1, hardware_id: str | None = None) -> Site:
         """Of the living nodes; where none has the device, of those that had it: a gang waits for such a one."""
-        kind = self._kind(device, nodes) or self._kind(device, nodes, among=list(self._seen.values()))
-        if not kind:
-            raise NoSite(f"no node of the cluster has room for a {device} rank")
-        return self._sites_of(kind[:1], device, nodes)[kind[0]]
+        for wanted in dict.fromkeys((hardware_id, None)):
+            for among in (self._living(), list(self._seen.values())):
+                if kind := self._kind(device, nodes, wanted, among=among):
+                    return self._sites_of(kind[:1], device, nodes)[kind[0]]
+        raise NoSite(f"no node of the cluster has room for a {device} rank")
 
     def run(
         self,

@@ -162,7 +162,7 @@ def _node(name: str, group: Sequence[Answer], per_node: int) -> NodeFigures:
     }
     if per_node > 1:
         largest = [one["curves"]["node"]["all_to_all"][-1] for one in group]
-        rates["node_link_bytes_per_s"] = min(nbytes / seconds for nbytes, seconds in largest)
+        rates["node_link_bytes_per_s"] = min(n / seconds for n, seconds in on_the_wire(largest, per_node))
     # a slow node is slow with every other; one slow peer does not count against this one
     reached = [max(pair["bytes_per_s"] for pair in one["node_pairs"]) for one in group if one["node_pairs"]]
     if reached:

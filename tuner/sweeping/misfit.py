@@ -11,7 +11,9 @@ def misfit(executor: Executor, target: Target) -> RuleError | None:
     """Why gangs of this target cannot run here: room, device, nodes or hardware; None when they can."""
     rule = f"a sweep's target must fit the machine that runs it ({target.device})"
     value = f"{target.ranks} ranks on {target.nodes} node{'s' if target.nodes > 1 else ''}"
-    task = GangTask("", {}, ranks=target.ranks, device=target.device, nodes=target.nodes)
+    task = GangTask(
+        "", {}, ranks=target.ranks, device=target.device, nodes=target.nodes, hardware_id=target.hardware_id
+    )
     if (refusal := executor.refusal(task)) is not None:
         return RuleError(
             rule=rule,
@@ -21,7 +23,7 @@ def misfit(executor: Executor, target: Target) -> RuleError | None:
     if target.hardware_id is None:
         return None
     try:
-        here = executor.site(target.device, target.nodes).hardware_id
+        here = executor.site(target.device, target.nodes, target.hardware_id).hardware_id
     except NoSite as nowhere:
         return RuleError(rule=rule, value=value, remedy=f"Here it does not: {nowhere}")
     if here == target.hardware_id:

@@ -134,7 +134,7 @@ def _run(
 ) -> TrialState:
     outcome = GangOutcome("done")
     try:
-        site = executor.site(spec.target.device, spec.target.nodes)
+        site = executor.site(spec.target.device, spec.target.nodes, spec.target.hardware_id)
     except NoSite as error:
         nowhere = str(error)
         _persist(leases, lambda: _give_back(database, claim, nowhere))

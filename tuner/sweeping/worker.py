@@ -192,7 +192,8 @@ class Worker:
         moved = False
         for sweep_id, spec in able.items():
             try:
-                site = self._made().site(spec.target.device, spec.target.nodes)
+                target = spec.target
+                site = self._made().site(target.device, target.nodes, target.hardware_id)
                 found = extend_sweep(self._database, sweep_id, site)
             except NoSite:  # its nodes have gone this moment
                 continue
