@@ -11,7 +11,15 @@ class RuleError(ValueError):
     """
 
     def __init__(self, *, rule: str, value: object, remedy: str) -> None:
-        super().__init__(f"{rule} (got {value!r}). {remedy}")
+        super().__init__(f"{rule} (got {_written(value)}). {remedy}")
         self.rule = rule
         self.value = value
         self.remedy = remedy
+
+
+def _written(value: object) -> str:
+    """``repr(value)``; by its type what has none: lists nested hundreds deep, a number of thousands of digits."""
+    try:
+        return repr(value)
+    except (RecursionError, ValueError):
+        return f"a {type(value).__name__} too large to show"

@@ -189,3 +189,15 @@ def test_a_plan_is_no_launch_file_and_is_told_how_to_become_one() -> None:
         parse_launch({"verdict": "fits", "id": "pln_1", "launch": _CONFIG.to_json()})
     assert refused.value.value == "pln_1"
     assert "flatpeak export" in refused.value.remedy
+
+
+@pytest.mark.parametrize("kind", ["number", "list"])
+def test_a_value_that_cannot_be_shown_is_refused_all_the_same(kind: str) -> None:
+    value: Any = 10**5000 if kind == "number" else []
+    if kind == "list":
+        for _ in range(5000):
+            value = [value]
+    body = _body()
+    body["launch"]["host_share"] = value
+    with pytest.raises(RuleError, match="too large to show"):
+        parse_launch(body)
