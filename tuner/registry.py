@@ -122,7 +122,7 @@ def load_adapter(name: str) -> OperatorAdapter:
     """The adapter of an operator.
 
     Raises:
-        RuleError: unknown operator, or an adapter of one's own that cannot be imported.
+        RuleError: unknown operator, or an adapter of one's own that cannot be imported or lacks something.
     """
     module, _, attribute = reference(name).partition(":")
     try:
@@ -135,6 +135,13 @@ def load_adapter(name: str) -> OperatorAdapter:
             value=name,
             remedy=f"Check module and name: {error}.",
         ) from error
+    wanted = [member for member in vars(OperatorAdapter) if not member.startswith("_")]
+    if missing := [member for member in wanted if not hasattr(adapter, member)]:
+        raise RuleError(
+            rule=f"an operator's adapter has {', '.join(wanted)}",
+            value=f"{name} without {', '.join(missing)}",
+            remedy="Add what is missing: docs/sweeps.md, An operator of one's own, has a whole adapter.",
+        )
     return adapter
 
 

@@ -73,6 +73,14 @@ def _facts(sweep: Sweep, trials: list[Trial]) -> list[tuple[str, str]]:
     if flagged := sum(bool(trial.flags) for trial in trials):
         doubt = f"{flagged} trials: their times are in doubt (the machine was not theirs alone)"
         pairs.append(("flagged", doubt))
+    over = [
+        t.peak_bytes - t.bound_bytes
+        for t in trials
+        if t.peak_bytes is not None and t.bound_bytes is not None and t.peak_bytes > t.bound_bytes
+    ]
+    if over:
+        much = f"{len(over)} of the peaks exceed theirs, by at most {bytes_text(max(over))}: Eq. 6 does not hold of them"
+        pairs.append(("bounds", much))
     return pairs
 
 

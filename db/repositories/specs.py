@@ -50,7 +50,7 @@ class SpecRepository(Generic[Row]):
         """The row; with ``lock``, it is held until the transaction ends."""
         query = select(self.table).where((self.table.id == id_or_name) | (self.table.name == id_or_name))
         query = query.execution_options(populate_existing=True)
-        return self._session.scalar(query.with_for_update() if lock else query)
+        return self._session.scalar(query.with_for_update(key_share=True) if lock else query)
 
     def page(self, *, cursor: str | None = None, limit: int = 50) -> Page[Row]:
         """Specifications, newest first."""

@@ -66,7 +66,7 @@ class SweepRepository:
             RuleError: there is none of this id.
         """
         query = select(Sweep).where(Sweep.id == sweep_id).execution_options(populate_existing=True)
-        sweep = self._session.scalar(query.with_for_update() if lock else query)
+        sweep = self._session.scalar(query.with_for_update(key_share=True) if lock else query)
         if sweep is None:
             raise RuleError(
                 rule="a sweep must exist",
@@ -150,7 +150,7 @@ class SweepRepository:
             Trial.sweep_id == sweep_id, Trial.state.not_in([s.value for s in TERMINAL])
         )
         unfinished = unfinished.order_by(Trial.id).execution_options(populate_existing=True)
-        return list(self._session.scalars(unfinished.with_for_update()))
+        return list(self._session.scalars(unfinished.with_for_update(key_share=True)))
 
     def cancel(self, sweep_id: str, reason: str = "cancelled by the user") -> bool:
         """Cancel the queued trials and ask the running ones to stop. False when it had already ended."""

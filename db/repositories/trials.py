@@ -67,7 +67,7 @@ class TrialRepository:
 
         The sweep's row is held until the transaction ends, so proposers take turns.
         """
-        self._session.execute(select(Sweep.id).where(Sweep.id == sweep_id).with_for_update())
+        self._session.execute(select(Sweep.id).where(Sweep.id == sweep_id).with_for_update(key_share=True))
         held = set(self._session.scalars(select(Trial.config_id).where(Trial.sweep_id == sweep_id)))
         number = self._session.scalar(select(func.max(Trial.number)).where(Trial.sweep_id == sweep_id))
         number = -1 if number is None else number
@@ -174,7 +174,7 @@ class TrialRepository:
             )
             .order_by(Trial.sweep_id, Trial.number)
             .limit(1)
-            .with_for_update(of=Trial, skip_locked=True)
+            .with_for_update(of=Trial, skip_locked=True, key_share=True)
         )
         if sweep_ids is not None:
             query = query.where(Trial.sweep_id.in_(list(sweep_ids)))
@@ -319,7 +319,7 @@ class TrialRepository:
             .where(Attempt.finished_at.is_(None), Attempt.lease_expires_at < database_now())
             .order_by(Trial.id)
             .limit(limit)
-            .with_for_update(of=Trial, skip_locked=True)
+            .with_for_update(of=Trial, skip_locked=True, key_share=True)
         )
         claims = list(self._session.scalars(expired))
         return [

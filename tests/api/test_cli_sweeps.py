@@ -165,6 +165,19 @@ def test_a_sweep_shows_what_was_asked_and_that_more_trials_follow(
     assert "1 of 4 × cpu (loopback)" in Ran(capsys, "sweep", "list").out
 
 
+def test_peaks_over_their_bounds_are_said(capsys: pytest.CaptureFixture[str], database: Database) -> None:
+    seeded = seed_sweep(database)
+    assert "exceed theirs" not in Ran(capsys, "sweep", "show", seeded.sweep_id).out
+    with database.session() as session:
+        trial = next(
+            t for t in TrialRepository(session).of_sweep(seeded.sweep_id) if t.peak_bytes is not None
+        )
+        assert trial.peak_bytes is not None
+        trial.bound_bytes = trial.peak_bytes - 3 * 2**20
+    shown = Ran(capsys, "sweep", "show", seeded.sweep_id).out
+    assert "1 of the peaks exceed theirs, by at most 3.00 MiB" in shown
+
+
 @pytest.mark.parametrize("columns", ["40", "60", "80", None])
 def test_no_word_of_a_table_is_broken_and_no_number_cut(
     capsys: pytest.CaptureFixture[str],

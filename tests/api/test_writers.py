@@ -11,12 +11,14 @@ from typing import Any
 
 import httpx
 import pytest
-from sqlalchemy import Engine, event
+from sqlalchemy import Engine, event, update
 
 from cost_model.cluster_file import cluster_to_mapping
 from cost_model.presets import preset
 from db.lifecycle import TrialState
-from db.repositories import ClusterRepository, SweepRepository, TrialRepository
+from db.repositories import ClusterRepository, SampleRepository, SweepRepository, TrialRepository
+from db.repositories.samples import NewSample
+from db.tables import Trial
 from tests.api.conftest import Served
 from tests.api.seed import seed_sweep
 from tests.postgres import drop_database, new_database
@@ -48,7 +50,9 @@ def waiting_writer(
     caller = threading.get_ident()
 
     def listen(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
-        locks = "IMMEDIATE" in statement or (f"FROM {table}" in statement and "FOR UPDATE" in statement)
+        locks = "IMMEDIATE" in statement or (
+            f"FROM {table}" in statement and "FOR NO KEY UPDATE" in statement
+        )
         if locks and threading.get_ident() != caller:
             asked.set()
 
@@ -127,6 +131,31 @@ def test_a_cancellation_that_waited_sees_a_trial_that_has_moved_on(served: Serve
     assert (now.json()["state"], now.json()["trials"]["succeeded"]) == ("queued", 1)
     again = {"If-Match": now.headers["etag"]}
     assert served.client.post(f"{address}/cancel", headers=again).status_code == 200
+
+
+def test_a_worker_stores_its_samples_while_a_cancellation_waits_for_its_trial(served: Served) -> None:
+    sweep_id = seed_sweep(served.database, finish=False).sweep_id
+    with served.database.session() as session:
+        claim = TrialRepository(session).claim("test/1/1", sweep_ids=[sweep_id])
+        assert claim is not None
+        TrialRepository(session).start(claim)
+    with served.database.session() as session:
+        session.execute(update(Trial).where(Trial.id == claim.trial.id).values(latency_s=1.0))
+        with waiting_writer(served, "trial", "POST", f"/v1/sweeps/{sweep_id}/cancel") as answer:
+            SampleRepository(session).add(
+                claim,
+                [NewSample("forward", 0, 0, 1.0, 1, 1, "tracked")],
+                operator="ring_dtp",
+                provider="flatpeak",
+                shape={},
+                ranks=1,
+                hardware_id="test",
+                operator_version=1,
+                commit="",
+            )
+            session.commit()
+            assert answer.result(20).status_code == 200
+    assert served.client.get(f"/v1/sweeps/{sweep_id}").json()["state"] == "cancelled"
 
 
 def test_of_two_who_store_the_same_new_name_one_makes_it(served: Served) -> None:

@@ -119,3 +119,5 @@ def test_an_unknown_operator_is_refused() -> None:
         load_adapter("ring")
     with pytest.raises(RuleError, match="importable"):
         load_adapter("tests.tuner.nowhere:ADAPTER")
+    with pytest.raises(RuleError, match="NAME without name, version, providers"):
+        load_adapter("tests.tuner.toy:NAME")
