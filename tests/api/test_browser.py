@@ -43,8 +43,12 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture
-def page(browser: Browser) -> Iterator[Page]:
-    """A page; whatever it complains of (script errors, CSP, failed requests) fails the test."""
+def page(browser: Browser, served: Served) -> Iterator[Page]:
+    """A page; whatever it complains of (script errors, CSP, failed requests) fails the test.
+
+    It is closed before its service: a request still under way would find nobody.
+    """
+    del served
     context = browser.new_context(viewport={"width": 1280, "height": 900})
     opened = context.new_page()
     opened.set_default_timeout(20_000)
