@@ -96,8 +96,8 @@ def head(machine: Machine) -> Iterator[Point]:
         shape = {"tokens_per_rank": 4096, "hidden": 4096, "vocab": 131072, "dtype": "bfloat16"}
         heights = [round(128 * 32 ** (step / 101)) for step in range(102)]
     else:
-        shape = {"tokens_per_rank": 512, "hidden": 64, "vocab": 2048, "dtype": "float32"}
-        heights = sorted({*range(8, 129, 4), *range(132, 513, 5)})[:102]
+        shape = {"tokens_per_rank": 1024, "hidden": 128, "vocab": 2048, "dtype": "float32"}
+        heights = [round(32 * 32 ** (step / 101)) for step in range(102)]
     for rows in heights:
         for mode in ("activations", "weights", "gather"):
             yield shape, {"ring_mode": mode, "strip_rows": rows}
