@@ -66,7 +66,7 @@ class Task:
     strategy: str
     seeds: tuple[int, ...]
     trials: int
-    warm: tuple[Observation, ...] = ()
+    warm: tuple[Observation, ...] | None = None
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -156,8 +156,8 @@ def tasks(
             if strategy.endswith(" blind") and case != "limit, no Eq. 6":
                 continue
             for number, table in enumerate(found):
-                warm = _others(samples, table) if strategy.endswith(" warm") else []
-                yield Task(name, number, table, case, strategy, tuple(range(seeds)), trials, tuple(warm))
+                warm = tuple(_others(samples, table)) if strategy.endswith(" warm") else None
+                yield Task(name, number, table, case, strategy, tuple(range(seeds)), trials, warm)
 
 
 def _others(samples: pd.DataFrame, table: Table) -> list[Observation]:

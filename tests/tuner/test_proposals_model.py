@@ -12,13 +12,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cost_model.calibration_fit import Z90
+from cost_model.rates import Rate, RateView
+from cost_model.sample_formulas import sample_seconds
 from cost_model.samples import observations
 from tests.tuner import recorded
-from tuner.proposals.model import Candidate, Problem, Seen, _beliefs, _improvement, suggest
+from tuner.proposals.model import (
+    Candidate,
+    Problem,
+    Seen,
+    _beliefs,
+    _improvement,
+    _loosened,
+    _prior_sd,
+    suggest,
+)
 from tuner.proposals.peak import Needed
-from tuner.proposals.prior import prior_for
+from tuner.proposals.prior import MOST_WARM, prior_for, shipped_for_others, unlike
 from tuner.replaying.replay import Options, replay
-from tuner.replaying.table import Table, tables
+from tuner.replaying.table import Recorded, Table, tables
 from tuner.space import Config, Knob, Space
 
 ROOM = 2**60
@@ -256,3 +268,62 @@ def test_a_time_that_no_call_takes_is_no_measurement(seconds: float) -> None:
     assert got is not None
     assert got.config not in (first, second)
     assert got == suggest(one, [sound], taken=[second], limit_bytes=ROOM)
+
+
+def optimizer_table(alpha_s: float, seed: int) -> Table:
+    """Buckets by slots as the formula has it, with a fixed cost of a copy of its own and 1 % of noise."""
+    prior = prior_for("nvidia-h200-x1-none")
+    rates = {
+        **prior.rates,
+        "host_copy_alpha_s": replace(prior.rates["host_copy_alpha_s"], value=alpha_s, low=alpha_s),
+    }
+    sizes = tuple(int(2.6e5 * 1.32**i) for i in range(20))
+    space = Space((Knob("bucket_params", sizes, "ordered"), Knob("staging_slots", (1, 2, 3, 4), "ordered")))
+    shape = {"params": 67_108_864, "dtype": "bfloat16"}
+    draws = np.random.default_rng(seed)
+    points = []
+    for config in space.grid():
+        values = {**shape, "ranks": 1, "scalar_bytes": 2, **config}
+        seconds = sample_seconds(RateView(rates), "stream_adamw", values, "step")
+        repeats = tuple(float(t) for t in seconds * np.exp(draws.normal(0.0, 0.01, 5)))
+        points.append(Recorded(config, {"step": repeats}, None, None))
+    return Table("stream_adamw", "flatpeak", shape, 1, "nvidia-h200-x1-none", space, tuple(points))
+
+
+def test_a_fixed_cost_that_the_prior_has_ten_times_too_high_is_found_out() -> None:
+    """The prior's best bucket is three times the true one: a launch that shows the cost has to be worth it."""
+    for alpha_s in (4.5e-6, 4.5e-5):
+        summary = replay(optimizer_table(alpha_s, 0), "model", Options(trials=12), seeds=range(3))
+        assert summary.reached_median <= 8
+        assert summary.final_regret_median < 0.02
+
+
+def test_a_fixed_cost_is_less_known_than_a_rate_and_a_measured_one_better() -> None:
+    cost = Rate(4.5e-5, 4e-5, 5e-5, "transferred", "s")
+    bandwidth = replace(cost, unit="B/s")
+    probed = replace(cost, provenance="measured")
+    assert _prior_sd(probed) < _prior_sd(bandwidth) < _prior_sd(cost)
+    for rate in (cost, bandwidth, probed):
+        loose = _loosened(rate)
+        assert loose.low <= rate.low
+        assert rate.high <= loose.high
+        assert math.log(loose.high / loose.value) / Z90 == pytest.approx(_prior_sd(rate))
+
+
+def test_what_ships_for_other_shapes_tells_of_a_new_one_and_never_of_itself() -> None:
+    hardware, version = "nvidia-h200-x1-6ca27ade5649", 3
+    shape = {"params": 67_108_864, "tensors": 4, "ranks": 1}
+    found = shipped_for_others("stream_adamw", version, hardware, shape)
+    assert 0 < len(found) <= MOST_WARM
+    known = {"params": found[0].values["params"], "tensors": found[0].values["tensors"], "ranks": 1}
+    assert all(unlike(one, known) for one in shipped_for_others("stream_adamw", version, hardware, known))
+    distances = [unlike(one, shape) for one in found]
+    assert distances == sorted(distances)
+    assert shipped_for_others("stream_adamw", version, "some-machine", shape) == ()
+
+
+def test_the_kernel_of_some_rows_is_those_rows_of_the_whole() -> None:
+    one = problem()
+    points = [c.config for c in one.candidates]
+    some = np.array([3, 0, 7])
+    assert one.kernel.matrix(points, 0.6, some) == pytest.approx(one.kernel.matrix(points, 0.6)[some])

@@ -44,13 +44,16 @@ class KnobKernel:
             columns += [[0.5 * (word == one) for word in words] for one in sorted(set(words))]
         return np.array(columns, dtype=np.float64).reshape(len(columns), len(points)).T
 
-    def matrix(self, points: Sequence[Mapping[str, Any]], reach: float) -> npt.NDArray[np.float64]:
-        """Correlations of all pairs, [n, n].
+    def matrix(
+        self, points: Sequence[Mapping[str, Any]], reach: float, rows: npt.NDArray[np.intp] | None = None
+    ) -> npt.NDArray[np.float64]:
+        """Correlations of the pairs of ``rows`` (all by default) with all points, [rows, n].
 
         Args:
             reach: distance, in the whole range of a knob, over which points stay alike.
         """
-        squared = np.zeros((len(points), len(points)))
+        some = np.arange(len(points)) if rows is None else rows
+        squared = np.zeros((len(some), len(points)))
         alike = np.ones_like(squared)
         for name, (least, low, span) in self._scales.items():
             places = np.array(
@@ -59,13 +62,13 @@ class KnobKernel:
                     for p in points
                 ]
             )
-            away = places[:, None] - places[None, :]
+            away = places[some, None] - places[None, :]
             absent = np.isnan(places)
-            alike = np.where(absent[:, None] != absent[None, :], alike * _OTHER_WORD, alike)
+            alike = np.where(absent[some, None] != absent[None, :], alike * _OTHER_WORD, alike)
             squared += np.nan_to_num(away) ** 2
         for name in self._words:
             words = np.array([str(p.get(name, "")) for p in points])
-            alike = np.where(words[:, None] == words[None, :], alike, alike * _OTHER_WORD)
+            alike = np.where(words[some, None] == words[None, :], alike, alike * _OTHER_WORD)
         scaled = math.sqrt(3.0) * np.sqrt(squared) / reach
         matrix: npt.NDArray[np.float64] = alike * (1.0 + scaled) * np.exp(-scaled)
         return matrix

@@ -41,6 +41,8 @@ _FEWEST = 5
 _BOTH = "forward_backward"
 _OFFSET_SD = 1.0
 _LOOSEST, _PROBED = 1.5 / Z90, 0.5 / Z90
+_FIXED_COST = math.log(10.0) / Z90
+"""A fixed cost belongs to the schedule as much as to the machine: one that nobody measured is an order of magnitude."""
 _NOISE_SD = 0.01
 _PRUNED_SD = 0.08
 _DEVIATIONS = (0.02, 0.05, 0.1, 0.2, 0.4)
@@ -334,23 +336,26 @@ def _beliefs(
     logs = np.array([math.log(s.total_s) for s in seen] + [math.log(w.seconds) for w in warm])
     noise = np.array([max(s.noise, _PRUNED_SD if s.pruned else _NOISE_SD) for s in seen] + [0.03] * len(warm))
     other = np.array([False] * (count + new) + [not _same_shape(problem.shape, w.values) for w in warm])
-    shared = (jacobian * structure.variance) @ jacobian.T
+    known = np.concatenate([rows, live])
+    measured, alive = np.arange(len(rows)), np.arange(len(rows), len(known))
+    shared = (jacobian[known] * structure.variance) @ jacobian.T
+    alone = (jacobian**2) @ structure.variance
     candidates = np.arange(count, count + len(configs))
     best = [*range(count), *live]
     left = logs - prior_mean[rows]
-    kernels = {reach: _deviation(problem, every, other, reach) for reach in _REACHES}
+    kernels = {reach: _deviation(problem, every, other, known, reach) for reach in _REACHES}
     found: list[tuple[float, Array, Array]] = []
     for amount, reach in itertools.product(_DEVIATIONS, _REACHES):
         whole = shared + amount**2 * kernels[reach]
-        root = np.linalg.cholesky(whole[np.ix_(rows, rows)] + np.diag(noise**2 + 1e-10))
+        root = np.linalg.cholesky(whole[np.ix_(measured, rows)] + np.diag(noise**2 + 1e-10))
         half = np.linalg.solve(root, left)
-        across = np.linalg.solve(root, whole[rows])
+        across = np.linalg.solve(root, whole[measured])
         evidence = -0.5 * float(half @ half) - float(np.log(np.diag(root)).sum())
         usual = -0.5 * (math.log(amount / _USUAL_DEVIATION) / _DEVIATION_SPREAD) ** 2
         mean = prior_mean + across.T @ half
-        variance = np.diag(whole) - (across**2).sum(axis=0)
+        variance = alone + amount**2 - (across**2).sum(axis=0)
         if len(live):
-            among = whole[live] - across[:, live].T @ across
+            among = whole[alive] - across[:, live].T @ across
             root = np.linalg.cholesky(among[:, live] + _NOISE_SD**2 * np.eye(len(live)))
             variance = variance - (np.linalg.solve(root, among) ** 2).sum(axis=0)
         found.append((evidence + usual, mean, np.sqrt(np.maximum(variance, 1e-12))))
@@ -383,12 +388,13 @@ def _deviation(
     problem: Problem,
     every: Sequence[tuple[Mapping[str, Any], tuple[str, ...]]],
     other: npt.NDArray[np.bool_],
+    known: npt.NDArray[np.intp],
     reach: float,
 ) -> Array:
-    """Correlation of what the formula misses: knob by knob, and weak between shapes."""
-    between = problem.kernel.matrix([values for values, _ in every], reach)
-    strange = other[:, None] | other[None, :]
-    np.fill_diagonal(strange, val=False)
+    """Correlation of what the formula misses, of ``known`` points with all: knob by knob, and weak between shapes."""
+    between = problem.kernel.matrix([values for values, _ in every], reach, rows=known)
+    strange = other[known, None] | other[None, :]
+    strange[np.arange(len(known)), known] = False
     smooth = np.where(strange, _OTHER_SHAPE * between, between)
     same = smooth > 1.0 - 1e-9
     return (1.0 - _ROUGH) * smooth + _ROUGH * same
@@ -399,7 +405,7 @@ class _Structure:
 
     def __init__(self, problem: Problem, seen: Sequence[Seen], warm: Sequence[Observation]) -> None:
         self._operator = problem.formula
-        self._rates: dict[str, Rate] = dict(problem.prior.rates)
+        self._rates: dict[str, Rate] = {n: _loosened(r) for n, r in problem.prior.rates.items()}
         self._names: list[str] = []
         if self._operator is None:
             self.variance = np.array([_OFFSET_SD**2])
@@ -454,7 +460,15 @@ def _observed(problem: Problem, operator: str, seen: Sequence[Seen]) -> list[Obs
     ]
 
 
+def _loosened(rate: Rate) -> Rate:
+    """The rate with an interval as wide as its prior, so that the fit is as free as the beliefs are."""
+    factor = math.exp(_prior_sd(rate) * Z90)
+    return replace(rate, low=min(rate.low, rate.value / factor), high=max(rate.high, rate.value * factor))
+
+
 def _prior_sd(rate: Rate) -> float:
-    """As wide as the calibration takes a prior: what was never measured may be off by a factor of 4.5."""
+    """As wide as the calibration takes a prior, a factor of 4.5 for what was never measured; fixed costs wider."""
     width = max(math.log(rate.high / rate.value), math.log(rate.value / rate.low)) / Z90
-    return max(width, _PROBED if rate.provenance in ("measured", "interpolated") else _LOOSEST)
+    if rate.provenance in ("measured", "interpolated"):
+        return max(width, _PROBED)
+    return max(width, _FIXED_COST if rate.unit == "s" else _LOOSEST)

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
+
+import pandas as pd
 
 from cost_model.cluster_spec import ClusterSpec, Figure, GpuSpec, HostSpec, LinkTier
 from cost_model.presets import PRESET_NAMES, preset
 from cost_model.rates import CostModel
 from cost_model.rates_default import default_cost_model
+from cost_model.reference import load_samples
 from cost_model.reference.machines import MACHINES
+from cost_model.samples import Observation, observations
+from tuner.routing.rows import with_routing
+
+MOST_WARM = 48
+"""Older rows that a proposal takes in."""
 
 # A core of a server of these years: fp32 matmul, memory, what a process gets through a loopback link, and through
 # a network of 2 Gbit/s, between the slowest and the fastest there are.
@@ -33,6 +43,38 @@ def prior_for(hardware_id: str) -> CostModel:
         if name.rsplit("-", maxsplit=1)[-1] in words:
             return replace(default_cost_model(preset(name)), hardware_id=hardware_id)
     return replace(default_cost_model(_some_processor()), hardware_id=hardware_id)
+
+
+def shipped_rows(operator: str, version: int, hardware_id: str) -> pd.DataFrame:
+    """Reference rows of an operator's version on hardware of this fingerprint."""
+    rows = load_samples()
+    return rows[
+        (rows["operator"] == operator)
+        & (rows["hardware_id"] == hardware_id)
+        & (rows["operator_version"] == version)
+    ]
+
+
+def shipped_for_others(
+    operator: str, version: int, hardware_id: str, shape: Mapping[str, Any]
+) -> tuple[Observation, ...]:
+    """What shipped rows tell of a shape that is not among them: those of other shapes, the nearest first.
+
+    Args:
+        shape: with ``ranks``.
+    """
+    rows = shipped_rows(operator, version, hardware_id)
+    if rows.empty:
+        return ()
+    found, _ = observations(with_routing(rows), hardware_id)
+    sizes = {key: value for key, value in shape.items() if isinstance(value, int | float)}
+    others = [one for one in found if unlike(one, sizes)]
+    return tuple(sorted(others, key=lambda one: unlike(one, sizes))[:MOST_WARM])
+
+
+def unlike(one: Observation, shape: Mapping[str, Any]) -> int:
+    """How many of a shape's sizes an observation differs in."""
+    return sum(one.values.get(key) != value for key, value in shape.items())
 
 
 def _some_processor() -> ClusterSpec:

@@ -17,8 +17,9 @@ from cost_model.samples import Observation
 from tuner.measuring.modes import split_modes
 from tuner.proposals.model import Candidate, Problem, Seen, suggest
 from tuner.proposals.peak import Needed
-from tuner.proposals.prior import prior_for
+from tuner.proposals.prior import prior_for, shipped_for_others
 from tuner.proposals.samplers import Known, propose
+from tuner.registry import load_adapter, operator_names
 from tuner.replaying.table import Recorded, Table
 from tuner.space import Config
 
@@ -116,6 +117,14 @@ def feasible(point: Recorded, options: Options) -> bool:
     return point.peak_bytes is None or point.peak_bytes <= options.limit_bytes
 
 
+def _shipped(table: Table) -> Sequence[Observation]:
+    if table.operator not in operator_names():
+        return ()
+    version = load_adapter(table.operator).version
+    shape = {**table.shape, "ranks": table.ranks}
+    return shipped_for_others(table.operator, version, table.hardware_id, shape)
+
+
 def _least_bytes(table: Table, options: Options) -> int:
     """Smallest limit under which some point is feasible."""
     return min(
@@ -131,13 +140,14 @@ def replay(
     *,
     seeds: Sequence[int],
     prior: CostModel | None = None,
-    warm: Sequence[Observation] = (),
+    warm: Sequence[Observation] | None = None,
 ) -> Summary:
     """Run ``strategy`` over ``table`` once for every seed.
 
     Args:
         prior: of strategy ``model``; by default what ships for the table's hardware.
-        warm: older measurements of the same hardware, for strategy ``model``.
+        warm: older measurements of the same hardware, for strategy ``model``; by default what ships of it for other
+            shapes, for a sweep of a new shape has no other rows.
 
     Raises:
         RuleError: unknown strategy; no point of the table fits.
@@ -154,6 +164,8 @@ def replay(
             remedy=f"Give at least {_least_bytes(table, options)} bytes: so much does the smallest point need.",
         )
     best = min(fits, key=lambda point: point.latency_s)
+    if warm is None:
+        warm = _shipped(table) if strategy == "model" else ()
     runs = tuple(
         _Replay(table, options, best.latency_s, seed=seed, prior=prior, warm=warm).run(strategy)
         for seed in seeds

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import pandas as pd
 
 from cost_model.rates import CostModel
-from cost_model.reference import load_samples
 from cost_model.samples import Observation, observations
 from db.lifecycle import TERMINAL, TrialState
 from db.repositories import CostModelRepository, SampleRepository
@@ -17,13 +15,11 @@ from db.tables import Trial
 from tuner.executors.base import OOM_KINDS
 from tuner.proposals.model import Candidate, Problem, Seen, Suggestion, suggest
 from tuner.proposals.peak import Needed
-from tuner.proposals.prior import prior_for
+from tuner.proposals.prior import MOST_WARM, prior_for, shipped_rows, unlike
 from tuner.registry import OperatorAdapter
 from tuner.routing.rows import with_routing
 from tuner.space import Space
 from tuner.sweeping.sweep_spec import SweepSpec
-
-_MOST_WARM = 48
 
 
 def suggest_next(
@@ -77,22 +73,15 @@ def _older(
     rows = rows[rows["sweep_id"] != sweep_id]
     in_doubt = rows["trial_id"].isin(flagged)
     rows = rows if in_doubt.all() else rows[~in_doubt]  # they steer only: doubtful rows are better than none
-    shipped = load_samples()
-    shipped = shipped[(shipped["operator"] == adapter.name) & (shipped["hardware_id"] == hardware_id)]
-    frames = [
-        own
-        for frame in (shipped, rows)
-        if not (own := frame[frame["operator_version"] == adapter.version]).empty
-    ]
+    rows = rows[rows["operator_version"] == adapter.version]
+    shipped = shipped_rows(adapter.name, adapter.version, hardware_id)
+    frames = [frame for frame in (shipped, rows) if not frame.empty]
     if not frames:
         return prior, []
     found, _ = observations(with_routing(pd.concat(frames, ignore_index=True)), hardware_id)
-    found.sort(key=lambda one: _unlike(one, spec.group_shape, spec.target.group_size))
-    return prior, found[:_MOST_WARM]
-
-
-def _unlike(one: Observation, shape: dict[str, Any], ranks: int) -> int:
-    return sum(one.values.get(key) != value for key, value in {**shape, "ranks": ranks}.items())
+    shape = {**spec.group_shape, "ranks": spec.target.group_size}
+    found.sort(key=lambda one: unlike(one, shape))
+    return prior, found[:MOST_WARM]
 
 
 def _needed(trial: Trial) -> Needed | None:
