@@ -151,6 +151,16 @@ class Problem:
         return {"scalar_bytes": scalar, **self.shape, **config}
 
     @cached_property
+    def rates(self) -> dict[str, Rate]:
+        """The prior's rates, with intervals as wide as they are believed."""
+        return {name: _loosened(rate) for name, rate in self.prior.rates.items()}
+
+    @cached_property
+    def warm_rates(self) -> dict[str, Rate]:
+        """The rates that fit the older rows best; those rows stay as they are, so they are fitted once."""
+        return {**self.rates, **fit_operator(self.rates, self.warm).rates} if self.warm else self.rates
+
+    @cached_property
     def kernel(self) -> KnobKernel:
         return KnobKernel(self.space, [c.config for c in self.candidates])
 
@@ -405,19 +415,22 @@ class _Structure:
 
     def __init__(self, problem: Problem, seen: Sequence[Seen], warm: Sequence[Observation]) -> None:
         self._operator = problem.formula
-        self._rates: dict[str, Rate] = {n: _loosened(r) for n, r in problem.prior.rates.items()}
+        self._rates: dict[str, Rate] = dict(problem.rates)
         self._names: list[str] = []
         if self._operator is None:
             self.variance = np.array([_OFFSET_SD**2])
             self._moved = np.zeros(0)
             return
-        rows = [*_observed(problem, self._operator, seen), *warm]
-        of_rows = (problem.shape, *(row.values for row in rows))
+        rows = _observed(problem, self._operator, seen)
+        of_rows = (problem.shape, *(row.values for row in (*rows, *warm)))
         self._names = fitted_rates(RateView(self._rates), self._operator, of_rows)
         before = np.array([math.log(self._rates[name].value) for name in self._names])
         widths = [_prior_sd(self._rates[name]) for name in self._names]
+        self._rates = dict(problem.warm_rates)
         if rows:
-            self._rates.update(fit_operator(self._rates, rows).rates)
+            # what older rows said of a rate is in its interval by now
+            settled = self._names if warm else ()
+            self._rates.update(fit_operator(self._rates, rows, settled).rates)
         now = np.array([math.log(self._rates[name].value) for name in self._names])
         self._moved = before - now
         self.variance = np.array([*(w**2 for w in widths), _OFFSET_SD**2])

@@ -117,6 +117,10 @@ def feasible(point: Recorded, options: Options) -> bool:
     return point.peak_bytes is None or point.peak_bytes <= options.limit_bytes
 
 
+def _bound_told(point: Recorded, options: Options) -> int | None:
+    return None if options.bounds == "none" else point.bound_bytes
+
+
 def _shipped(table: Table) -> Sequence[Observation]:
     if table.operator not in operator_names():
         return ()
@@ -166,9 +170,19 @@ def replay(
     best = min(fits, key=lambda point: point.latency_s)
     if warm is None:
         warm = _shipped(table) if strategy == "model" else ()
+    problem = Problem.of(
+        table.operator,
+        table.provider,
+        shape=table.shape,
+        ranks=table.ranks,
+        space=table.space,
+        candidates=[Candidate(p.config, _bound_told(p, options)) for p in table.points],
+        bound_rules=options.bounds == "rule",
+        prior=prior or prior_for(table.hardware_id),
+        warm=warm,
+    )
     runs = tuple(
-        _Replay(table, options, best.latency_s, seed=seed, prior=prior, warm=warm).run(strategy)
-        for seed in seeds
+        _Replay(table, options, best.latency_s, seed=seed, problem=problem).run(strategy) for seed in seeds
     )
     reached = [run.reached if run.reached is not None else options.trials + 1 for run in runs]
     curves = [_padded(run.regret, options.trials) for run in runs]
@@ -213,8 +227,7 @@ class _Replay:
         best_s: float,
         *,
         seed: int,
-        prior: CostModel | None,
-        warm: Sequence[Observation],
+        problem: Problem,
     ) -> None:
         self._table, self._options, self._best_s, self._seed = table, options, best_s, seed
         self._limit = options.limit_bytes if options.limit_bytes is not None else 2**62
@@ -235,17 +248,7 @@ class _Replay:
             for p in table.points
             if not ruled or p.bound_bytes is None or p.bound_bytes <= self._limit
         ]
-        self._problem = Problem.of(
-            table.operator,
-            table.provider,
-            shape=table.shape,
-            ranks=table.ranks,
-            space=table.space,
-            candidates=[Candidate(p.config, self._bound_told(p)) for p in table.points],
-            bound_rules=ruled,
-            prior=prior or prior_for(table.hardware_id),
-            warm=warm,
-        )
+        self._problem = problem
 
     def run(self, strategy: str) -> Run:
         stopped, misses = False, 0
@@ -296,9 +299,6 @@ class _Replay:
         )
         return None if suggestion is None else suggestion.config
 
-    def _bound_told(self, point: Recorded) -> int | None:
-        return None if self._options.bounds == "none" else point.bound_bytes
-
     def _order(self, points: Iterable[Config]) -> Iterator[Config]:
         for config in points:
             if all(known.config != config for known in self._known):
@@ -323,14 +323,14 @@ class _Replay:
             total = sum(seconds.values())
             self._seen.append(Seen(config, seconds, noise=_noise(point)))
             if point.peak_bytes is not None:
-                self._needed.append(Needed(config, self._bound_told(point), point.peak_bytes))
+                self._needed.append(Needed(config, _bound_told(point, self._options), point.peak_bytes))
             self._known.append(Known(config, total, bound, point.peak_bytes, ended=True))
         self._regret.append(self._regret_now())
         return True
 
     def _infeasible(self, point: Recorded, bound: int | None) -> None:
         """It ran out of memory: nothing was timed, and the peak it would have had is not known."""
-        self._needed.append(Needed(point.config, self._bound_told(point), None))
+        self._needed.append(Needed(point.config, _bound_told(point, self._options), None))
         failed = self._options.told == "fail"
         self._known.append(
             Known(point.config, None, bound, None, ended=True, failed=failed, out_of_memory=True)
