@@ -25,7 +25,7 @@ demo: $(STAMP) ## the main job on real input: probe, sweep, fit, plan, export, r
 test: $(STAMP) ## all tests
 	$(BIN)/python -m pytest
 
-soak: $(STAMP) ## sweeps while whatever they need is killed at random; 2,000 trials among eight workers: minutes
+soak: $(STAMP) ## 2,000 trials among eight workers, four of them killed, on SQLite and Postgres: minutes
 	$(BIN)/python -m pytest -m soak
 
 check: $(STAMP) ## format, lint, types, imports

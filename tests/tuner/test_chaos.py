@@ -33,8 +33,8 @@ from tests.tuner import chaos_adapter as chaos
 from tests.tuner.chaos_fleet import Fleet, Follower
 from tuner.executors.folder import abandoned
 
-# half a minute on an idle machine: most of it is processes that start, again and again
-pytestmark = [pytest.mark.timeout(600), pytest.mark.soak]
+# a minute on an idle machine: most of it is processes that start, again and again
+pytestmark = pytest.mark.timeout(600)
 
 _ALLOWANCE_S = 540.0
 _POINTS, _REPEATS, _RANKS = 60, 3, 2
