@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cost_model.calibration_fit import Z90
-from cost_model.rates import Rate, RateView
+from cost_model.rates import RateView
 from cost_model.sample_formulas import sample_seconds
 from cost_model.samples import observations
 from tests.tuner import recorded
@@ -23,8 +22,6 @@ from tuner.proposals.model import (
     Seen,
     _beliefs,
     _improvement,
-    _loosened,
-    _prior_sd,
     suggest,
 )
 from tuner.proposals.peak import Needed
@@ -296,18 +293,6 @@ def test_a_fixed_cost_that_the_prior_has_ten_times_too_high_is_found_out() -> No
         summary = replay(optimizer_table(alpha_s, 0), "model", Options(trials=12), seeds=range(3))
         assert summary.reached_median <= 8
         assert summary.final_regret_median < 0.02
-
-
-def test_a_fixed_cost_is_less_known_than_a_rate_and_a_measured_one_better() -> None:
-    cost = Rate(4.5e-5, 4e-5, 5e-5, "transferred", "s")
-    bandwidth = replace(cost, unit="B/s")
-    probed = replace(cost, provenance="measured")
-    assert _prior_sd(probed) < _prior_sd(bandwidth) < _prior_sd(cost)
-    for rate in (cost, bandwidth, probed):
-        loose = _loosened(rate)
-        assert loose.low <= rate.low
-        assert rate.high <= loose.high
-        assert math.log(loose.high / loose.value) / Z90 == pytest.approx(_prior_sd(rate))
 
 
 def test_what_ships_for_other_shapes_tells_of_a_new_one_and_never_of_itself() -> None:

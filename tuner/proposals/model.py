@@ -41,8 +41,6 @@ _FEWEST = 5
 _BOTH = "forward_backward"
 _OFFSET_SD = 1.0
 _LOOSEST, _PROBED = 1.5 / Z90, 0.5 / Z90
-_FIXED_COST = math.log(10.0) / Z90
-"""A fixed cost belongs to the schedule as much as to the machine: one that nobody measured is an order of magnitude."""
 _NOISE_SD = 0.01
 _PRUNED_SD = 0.08
 _DEVIATIONS = (0.02, 0.05, 0.1, 0.2, 0.4)
@@ -151,14 +149,10 @@ class Problem:
         return {"scalar_bytes": scalar, **self.shape, **config}
 
     @cached_property
-    def rates(self) -> dict[str, Rate]:
-        """The prior's rates, with intervals as wide as they are believed."""
-        return {name: _loosened(rate) for name, rate in self.prior.rates.items()}
-
-    @cached_property
     def warm_rates(self) -> dict[str, Rate]:
         """The rates that fit the older rows best; those rows stay as they are, so they are fitted once."""
-        return {**self.rates, **fit_operator(self.rates, self.warm).rates} if self.warm else self.rates
+        rates = dict(self.prior.rates)
+        return {**rates, **fit_operator(rates, self.warm).rates} if self.warm else rates
 
     @cached_property
     def kernel(self) -> KnobKernel:
@@ -415,7 +409,7 @@ class _Structure:
 
     def __init__(self, problem: Problem, seen: Sequence[Seen], warm: Sequence[Observation]) -> None:
         self._operator = problem.formula
-        self._rates: dict[str, Rate] = dict(problem.rates)
+        self._rates: dict[str, Rate] = dict(problem.prior.rates)
         self._names: list[str] = []
         if self._operator is None:
             self.variance = np.array([_OFFSET_SD**2])
@@ -473,15 +467,7 @@ def _observed(problem: Problem, operator: str, seen: Sequence[Seen]) -> list[Obs
     ]
 
 
-def _loosened(rate: Rate) -> Rate:
-    """The rate with an interval as wide as its prior, so that the fit is as free as the beliefs are."""
-    factor = math.exp(_prior_sd(rate) * Z90)
-    return replace(rate, low=min(rate.low, rate.value / factor), high=max(rate.high, rate.value * factor))
-
-
 def _prior_sd(rate: Rate) -> float:
-    """As wide as the calibration takes a prior, a factor of 4.5 for what was never measured; fixed costs wider."""
+    """As wide as the calibration takes a prior, a factor of 4.5 for what was never measured."""
     width = max(math.log(rate.high / rate.value), math.log(rate.value / rate.low)) / Z90
-    if rate.provenance in ("measured", "interpolated"):
-        return max(width, _PROBED)
-    return max(width, _FIXED_COST if rate.unit == "s" else _LOOSEST)
+    return max(width, _PROBED if rate.provenance in ("measured", "interpolated") else _LOOSEST)
