@@ -1,6 +1,6 @@
 """An operator of one's own in a sweep: a row-parallel linear layer whose partial sums are all-reduced in chunks.
 
-    flatpeak sweep examples/sweeps/own.yaml
+    flatpeak sweep examples/own_operator.yaml
 
 Every rank holds H/P columns of the input and as many rows of the weight; the outputs of all ranks are added up. In
 chunks the partial sums of only two are there at a time beside the output. What follows is all that flatpeak needs

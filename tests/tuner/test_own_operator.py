@@ -13,7 +13,7 @@ from tests.gang import gang
 from tuner.registry import load_adapter
 from tuner.sweeping.sweep import read_sweep_file
 
-FILE = Path(__file__).parents[2] / "examples" / "sweeps" / "own.yaml"
+FILE = Path(__file__).parents[2] / "examples" / "own_operator.yaml"
 
 
 def _checked(ranks: Ranks, shape: dict[str, Any]) -> tuple[float, float]:
