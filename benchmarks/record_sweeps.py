@@ -8,9 +8,9 @@
 
 Three spaces, at least 300 points each: the dispatch over (N, routing profile, K, schedule), the optimizer's bucket
 size × staging slots, the head's strip rows × ring mode. On the CPU shapes are small, so that two cores do it in
-minutes; on a GPU a layer has its real width. Each point has ``--repeats`` repeats. Rows go to
-``benchmarks/results/replay/recorded/NAME-LABEL.csv.gz`` in the samples' columns; a run that was stopped goes on where
-it was, and points are visited in a random order, so that a part of them is a sample.
+minutes; on a GPU a layer has its real width. Each point has ``--repeats`` repeats in each of ``--rounds`` launches.
+Rows go to ``benchmarks/results/replay/recorded/NAME-LABEL.csv.gz`` in the samples' columns; a run that was stopped
+goes on where it was, and points are visited in a random order, so that a part of them is a sample.
 """
 
 from __future__ import annotations
@@ -144,14 +144,19 @@ def record(name: str, args: argparse.Namespace) -> None:
     if packed.exists() and not plain.exists():
         with gzip.open(packed, "rb") as source, plain.open("wb") as target:
             shutil.copyfileobj(source, target)
-    done = _done(plain)
+    kept = _kept(plain)
     until = time.monotonic() + args.seconds
     executor = make_executor("ray" if args.ray_address else "local", args.ray_address)
     failed = 0
+    # a launch has its luck too (where memory came to lie): later rounds launch every point once more, in another order
+    visits: list[tuple[int, Point]] = [
+        (number, one) for number in range(args.rounds) for one in _shuffled(points[: args.points], number)
+    ]
     try:
-        for shape, config in points[: args.points]:
+        for number, (shape, config) in visits:
             stored = shape | beside
-            if (_text(stored), _text(config)) in done:
+            point = (_text(stored), _text(config))
+            if kept.get(point, 0) > number * args.repeats:
                 continue
             if time.monotonic() > until:
                 break
@@ -179,30 +184,39 @@ def record(name: str, args: argparse.Namespace) -> None:
                 failed += 1
                 print(f"{name} {config}: {outcome.kind}, {outcome.reason.splitlines()[-1:]}")
                 continue
-            head = (adapter.name, "flatpeak", _text(config), _text(stored), ranks)
+            first = kept.get(point, 0)
+            head = (adapter.name, "flatpeak", point[1], point[0], ranks)
             tail = (here, adapter.version, commit())
             rows = [
-                (*head, passed, rank, repeat, took, allocated, reserved, one["peak_source"], *tail)
+                (*head, passed, rank, first + repeat, took, allocated, reserved, one["peak_source"], *tail)
                 for rank, one in enumerate(outcome.results)
                 for passed, repeat, took, allocated, reserved in one["samples"]
             ]
             frame = pd.DataFrame(rows, columns=list(COLUMNS))
             frame.to_csv(plain, mode="a", header=not plain.exists(), index=False, float_format="%.7g")
-            done.add((_text(stored), _text(config)))
+            kept[point] = first + args.repeats
     finally:
         executor.close()
     if plain.exists():
         with plain.open("rb") as source, gzip.GzipFile(packed, "wb", mtime=0) as target:
             shutil.copyfileobj(source, target)
         plain.unlink()
-    print(f"{name}: {len(done)} of {len(points)} points, {failed} failed now, {packed}")
+    print(f"{name}: {len(kept)} of {len(points)} points, {failed} failed now, {packed}")
 
 
-def _done(path: Path) -> set[tuple[str, str]]:
+def _kept(path: Path) -> dict[tuple[str, str], int]:
+    """How many repeats of every point there are."""
     if not path.exists():
-        return set()
-    rows = pd.read_csv(path, usecols=["shape_json", "config_json"])
-    return set(zip(rows["shape_json"], rows["config_json"], strict=True))
+        return {}
+    rows = pd.read_csv(path, usecols=["shape_json", "config_json", "repeat"])
+    most = rows.groupby(["shape_json", "config_json"], as_index=False)["repeat"].max()
+    points = zip(most["shape_json"], most["config_json"], strict=True)
+    return {point: int(last) + 1 for point, last in zip(points, most["repeat"], strict=True)}
+
+
+def _shuffled(points: list[Point], number: int) -> list[Point]:
+    """The points of a round: the first as they come, later ones in orders of their own."""
+    return points if number == 0 else random.Random(number).sample(points, len(points))
 
 
 def _text(value: Any) -> str:
@@ -213,7 +227,8 @@ def _on_two_hosts(args: argparse.Namespace) -> None:
     """This command again, in one of two network namespaces, on the Ray cluster of both."""
     out: Path = args.out
     command = [sys.executable, "-m", "benchmarks.record_sweeps", *args.names, "--label", args.label]
-    command += ["--repeats", str(args.repeats), "--seconds", str(args.seconds), "--points", str(args.points)]
+    command += ["--repeats", str(args.repeats), "--rounds", str(args.rounds)]
+    command += ["--seconds", str(args.seconds), "--points", str(args.points)]
     with Hosts(args.hosts) as hosts:
         command += [
             "--ranks",
@@ -235,7 +250,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("names", nargs="*", choices=[[], *SPACES], help="default: all")
     parser.add_argument("--points", type=int, default=10_000, help="of each sweep; default: all of them")
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=5, help="of a launch")
+    parser.add_argument("--rounds", type=int, default=1, help="launches of every point")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--ranks", type=int, help="default: 2, and 1 for the optimizer")
     parser.add_argument("--seconds", type=float, default=1e9, help="most time for each sweep")
