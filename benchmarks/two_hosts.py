@@ -22,7 +22,7 @@ from typing import Any
 import pandas as pd
 
 from benchmarks.netns import Hosts
-from benchmarks.two_hosts_report import FOLDER, SHAPES, report
+from benchmarks.two_hosts_report import FOLDER, SHAPES, read, report
 from db.repositories import SampleRepository
 from db.session import Database
 
@@ -83,6 +83,14 @@ def numbered(frame: pd.DataFrame) -> pd.DataFrame:
     return frame[list(COLUMNS)]
 
 
+def beside(path: Path, frame: pd.DataFrame) -> pd.DataFrame:
+    """New rows, and what the file has of operators that they are not of."""
+    if not path.exists():
+        return frame
+    kept = pd.read_csv(path)
+    return pd.concat([frame, kept[~kept["operator"].isin(frame["operator"])]], ignore_index=True)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command."""
     parser = argparse.ArgumentParser(
@@ -99,8 +107,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         options.out.mkdir(parents=True, exist_ok=True)
         for rate in options.rates:
             frame = measure(rate, rounds=options.rounds, repeats=options.repeats, operators=options.operators)
-            frame.to_csv(options.out / f"{rate}.csv.gz", index=False)
-    print(report(options.out, options.rates))
+            beside(options.out / f"{rate}.csv.gz", frame).to_csv(options.out / f"{rate}.csv.gz", index=False)
+    missing = {
+        rate: sorted(left)
+        for rate in options.rates
+        if (left := set(SPACES) - set(read(options.out, rate)["operator"]))
+    }
+    print(f"no table: rows are missing of {missing}" if missing else report(options.out, options.rates))
 
 
 if __name__ == "__main__":

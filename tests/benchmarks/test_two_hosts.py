@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pandas as pd
 import pytest
 
-from benchmarks.two_hosts import COLUMNS, RATES, SPACES, numbered, sweep_file
+from benchmarks.two_hosts import COLUMNS, RATES, SPACES, beside, main, numbered, sweep_file
 from benchmarks.two_hosts_report import FOLDER, AtRate, at_rate, carried, read, report
 from tuner.sweeping.sweep_spec import parse_sweep
 
@@ -73,3 +75,16 @@ def test_repeats_count_on_from_round_to_round() -> None:
 def test_the_sweeps_are_sweeps(operator: str) -> None:
     spec = parse_sweep(sweep_file(operator, repeats=3, seed=1))
     assert (spec.target.ranks, spec.target.nodes) == (2, 2)
+
+
+def test_one_operator_measured_again_leaves_the_other_rows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows, path = read(FOLDER, "10gbit"), tmp_path / "10gbit.csv.gz"
+    dispatch, head = (rows[rows["operator"] == name] for name in ("pipelined_llep", "ring_dtp"))
+    beside(path, dispatch).to_csv(path, index=False)
+    main(["--report", "--rates", "10gbit", "--out", str(tmp_path)])
+    assert "rows are missing of {'10gbit': ['ring_dtp']}" in capsys.readouterr().out
+    beside(path, head).to_csv(path, index=False)
+    again = beside(path, dispatch.head(8))
+    assert again["operator"].value_counts().to_dict() == {"ring_dtp": len(head), "pipelined_llep": 8}
