@@ -8,11 +8,13 @@ import pwd
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pytest
 from sqlalchemy import create_engine, text
 from sqlalchemy.engine import URL, make_url
 
@@ -92,6 +94,21 @@ def drop_database(url: str) -> None:
     with engine.connect() as connection:
         connection.execute(text(f'DROP DATABASE IF EXISTS "{make_url(url).database}" WITH (FORCE)'))
     engine.dispose()
+
+
+KINDS = ("sqlite", pytest.param("postgresql", marks=pytest.mark.postgres))
+"""Parameters of tests and fixtures that hold for both databases."""
+
+
+@contextmanager
+def fresh_url(kind: str, folder: Path) -> Iterator[str]:
+    """URL of a database without tables: a file in ``folder``, or one on the server that is dropped afterwards."""
+    if kind == "sqlite":
+        yield f"sqlite:///{folder / 'flatpeak.db'}"
+        return
+    url = new_database()
+    yield url
+    drop_database(url)
 
 
 def _binaries() -> Path:

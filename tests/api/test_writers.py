@@ -21,20 +21,16 @@ from db.repositories.samples import NewSample
 from db.tables import Trial
 from tests.api.conftest import Served
 from tests.api.seed import seed_sweep
-from tests.postgres import drop_database, new_database
+from tests.postgres import KINDS, fresh_url
 
 ROUNDS = 6
 WRITERS = 3
 
 
-@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
+@pytest.fixture(params=KINDS)
 def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    if request.param == "sqlite":
-        yield f"sqlite:///{tmp_path / 'flatpeak.db'}"
-        return
-    url = new_database()
-    yield url
-    drop_database(url)
+    with fresh_url(request.param, tmp_path) as url:
+        yield url
 
 
 def body(nodes: int) -> dict[str, Any]:

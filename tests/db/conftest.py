@@ -8,18 +8,14 @@ from pathlib import Path
 import pytest
 
 from db.session import Database
-from tests.postgres import drop_database, new_database
+from tests.postgres import KINDS, fresh_url
 
 
-@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
+@pytest.fixture(params=KINDS)
 def empty_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """URL of a database without tables, of either kind."""
-    if request.param == "sqlite":
-        yield f"sqlite:///{tmp_path / 'flatpeak.db'}"
-        return
-    url = new_database()
-    yield url
-    drop_database(url)
+    with fresh_url(request.param, tmp_path) as url:
+        yield url
 
 
 @pytest.fixture
