@@ -23,7 +23,8 @@ View = BaseModel | Mapping[str, Any]
 
 REVALIDATED = "private, no-cache"
 """Cache-Control of what has a tag: kept by the client alone, and used again only after a 304."""
-_ELEMENT = re.compile(r'[ \t]*(?P<tag>(?:W/)?"[\x21\x23-\x7e\x80-\xff]*")?[ \t]*(?:,|$)')
+# Never two runs of blanks next to one another: of a long one that leads nowhere every split would be tried.
+_ELEMENT = re.compile(r'[ \t]*(?:(?P<tag>(?:W/)?"[\x21\x23-\x7e\x80-\xff]*")[ \t]*)?(?:,|$)')
 _WEAK = "W/"
 
 

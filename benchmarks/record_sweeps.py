@@ -142,9 +142,13 @@ def record(name: str, args: argparse.Namespace) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     plain, packed = folder / f"{name}-{args.label}.csv", folder / f"{name}-{args.label}.csv.gz"
     if packed.exists() and not plain.exists():
-        with gzip.open(packed, "rb") as source, plain.open("wb") as target:
+        half = plain.with_suffix(".half")
+        with gzip.open(packed, "rb") as source, half.open("wb") as target:
             shutil.copyfileobj(source, target)
+        half.replace(plain)
     kept = _kept(plain)
+    if any(count % args.repeats for count in kept.values()):
+        raise SystemExit(f"{packed} has launches of another number of repeats: give it with --repeats")
     until = time.monotonic() + args.seconds
     executor = make_executor("ray" if args.ray_address else "local", args.ray_address)
     failed = 0
@@ -208,6 +212,9 @@ def _kept(path: Path) -> dict[tuple[str, str], int]:
     """How many repeats of every point there are."""
     if not path.exists():
         return {}
+    text = path.read_bytes()
+    if not text.endswith(b"\n"):  # a kill cut the last row short
+        path.write_bytes(text[: text.rfind(b"\n") + 1])
     rows = pd.read_csv(path, usecols=["shape_json", "config_json", "repeat"])
     most = rows.groupby(["shape_json", "config_json"], as_index=False)["repeat"].max()
     points = zip(most["shape_json"], most["config_json"], strict=True)

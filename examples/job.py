@@ -35,6 +35,7 @@ from operators.routing import route
 from operators.stream_adamw import OffloadStreamAdamW
 from operators.vocab_shards import shard_interval
 
+_BYTES_A_PARAMETER = 20  # weight, gradient, master and two moments, fp32
 DEGREES = ("sequence_degree", "expert_degree", "vocab_degree")
 
 
@@ -197,6 +198,28 @@ def _rank(rank: int, store: str, size: int, path: Path, asked: tuple[int | None,
             dist.destroy_process_group()
 
 
+def check_memory(launch: Launch, size: int) -> None:
+    """Refuse what this machine's memory cannot hold: the kernel would end a rank, and nobody would say why.
+
+    Raises:
+        RuleError: weights, gradients, masters and moments of all ranks need more.
+    """
+    shape = launch.model
+    hidden, inner = shape["hidden"], shape.get("expert_intermediate", shape["hidden"])
+    mine = (
+        (shape["vocab"] * (1 + 1 / launch.vocab_degree) + hidden + shape["experts"]) * hidden
+        + shape["experts"] / launch.expert_degree * 3 * hidden * inner
+    )  # fmt: skip
+    needed = int(size * mine * _BYTES_A_PARAMETER)
+    there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if needed > there:
+        raise RuleError(
+            rule="weights, gradients and optimizer state of all ranks must fit this machine's memory",
+            value=f"{needed / 2**30:.0f} GiB for {size} ranks, {there / 2**30:.0f} GiB here",
+            remedy="Take the launch of a smaller model (demo-run/launch.json), or start fewer ranks by torchrun.",
+        )
+
+
 def _refused(error: RuleError) -> int:
     print(f"{error.rule}\n  got: {error.value!r}\n  remedy: {error.remedy}", file=sys.stderr)
     return 1
@@ -233,12 +256,23 @@ def main(argv: list[str] | None = None) -> int:
         _rank(0, "", 0, options.launch, (options.tokens, options.timeout))
         return 0
     size = lcm(2, launch.sequence_degree, launch.expert_degree, launch.vocab_degree)
+    try:
+        check_memory(launch, size)
+    except RuleError as error:
+        return _refused(error)
     with tempfile.TemporaryDirectory() as folder:
         arguments = (str(Path(folder) / "store"), size, options.launch, (options.tokens, options.timeout))
         try:
             spawn(_rank, arguments, nprocs=size)
-        except ProcessExitedException as error:  # the rank has said why
-            return error.exit_code
+        except ProcessExitedException as error:
+            if error.exit_code > 0:  # the rank has said why
+                return error.exit_code
+            ended = RuleError(
+                rule="every rank of the job must live until its end",
+                value=f"rank {error.error_index} was ended by {error.signal_name or -error.exit_code}",
+                remedy="SIGKILL that nobody sent is the kernel's, for lack of memory: take a smaller model.",
+            )
+            return _refused(ended)
     return 0
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -125,24 +126,63 @@ def load_adapter(name: str) -> OperatorAdapter:
         RuleError: unknown operator, or an adapter of one's own that cannot be imported or lacks something.
     """
     module, _, attribute = reference(name).partition(":")
-    try:
+    if name in _ADAPTERS:
         adapter: OperatorAdapter = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        if name in _ADAPTERS:
-            raise
+        return adapter
+    try:
+        own: Any = getattr(importlib.import_module(module), attribute)
+        missing = _missing(own)
+    except Exception as error:  # a module of one's own may raise anything
+        said = " ".join(str(error).split()) or type(error).__name__
         raise RuleError(
             rule="an operator's adapter must be importable",
             value=name,
-            remedy=f"Check module and name: {error}.",
+            remedy=f"Check module and name, and that PYTHONPATH names the module's folder: {said}.",
         ) from error
-    wanted = [member for member in vars(OperatorAdapter) if not member.startswith("_")]
-    if missing := [member for member in wanted if not hasattr(adapter, member)]:
+    if missing:
         raise RuleError(
-            rule=f"an operator's adapter has {', '.join(wanted)}",
+            rule=f"an operator's adapter is an instance with {', '.join(_MEMBERS)}",
             value=f"{name} without {', '.join(missing)}",
             remedy="Add what is missing: docs/sweeps.md, An operator of one's own, has a whole adapter.",
         )
-    return adapter
+    checked: OperatorAdapter = own
+    return checked
+
+
+@contextmanager
+def answers(name: str) -> Iterator[None]:
+    """What an adapter of one's own raises while it is asked becomes an error of rule, value and remedy.
+
+    Raises:
+        RuleError: it raised.
+    """
+    try:
+        yield
+    except Exception as error:
+        if name in _ADAPTERS or hasattr(error, "remedy"):
+            raise
+        said = " ".join(str(error).split())
+        raise RuleError(
+            rule="an operator's adapter must answer for every shape and point",
+            value=name,
+            remedy=f"Correct it where it raised {type(error).__name__}: {said}.",
+        ) from error
+
+
+_MEMBERS = tuple(member for member in vars(OperatorAdapter) if not member.startswith("_"))
+
+
+def _missing(adapter: Any) -> list[str]:
+    """Members that an adapter lacks, or has from the protocol alone."""
+    if isinstance(adapter, type):
+        return list(_MEMBERS)
+    kind = type(adapter)
+    return [
+        member
+        for member in _MEMBERS
+        if getattr(kind, member, None) is getattr(OperatorAdapter, member)
+        or getattr(adapter, member, None) is None
+    ]
 
 
 def check_provider(adapter: OperatorAdapter, provider: str) -> str:

@@ -79,7 +79,7 @@ def _facts(sweep: Sweep, trials: list[Trial]) -> list[tuple[str, str]]:
         if t.peak_bytes is not None and t.bound_bytes is not None and t.peak_bytes > t.bound_bytes
     ]
     if over:
-        much = f"{len(over)} of the peaks exceed theirs, by at most {bytes_text(max(over))}: Eq. 6 does not hold of them"
+        much = f"{len(over)} of the peaks exceed theirs, by at most {bytes_text(max(over))}"
         pairs.append(("bounds", much))
     return pairs
 

@@ -66,7 +66,10 @@ def make_plan(
                 return _created(service.get_plan(session, earlier))
         saved = service.save_plan(session, plan)
         if idempotency_key:
-            IdempotencyRepository(session).remember(_SCOPE, idempotency_key, asked, saved["id"])
+            kept = IdempotencyRepository(session).remember(_SCOPE, idempotency_key, asked, saved["id"])
+            if kept != saved["id"]:  # the same request was a moment faster
+                session.rollback()
+                saved = service.get_plan(session, kept)
     return _created(saved)
 
 

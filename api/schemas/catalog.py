@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from api.schemas.common import Body
 
@@ -73,10 +74,21 @@ class ModelPage(BaseModel):
     examples: list[str]
 
 
+def _is_no_id(name: str) -> str:
+    """An address names one resource: by its id, or by its name."""
+    if re.fullmatch(r"[a-z]{3}_[0-9a-z]{26}", name):
+        msg = "a name must not look like an id: choose one of your own words"
+        raise ValueError(msg)
+    return name
+
+
+Name = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_is_no_id)]
+
+
 class ModelBody(Body):
     """A model to keep: a Hugging Face config or a full spec."""
 
-    name: Annotated[str, Field(min_length=1, max_length=200)]
+    name: Name
     hf_config: dict[str, Any] | None = None
     spec: dict[str, Any] | None = None
 
@@ -84,7 +96,7 @@ class ModelBody(Body):
 class ClusterBody(Body):
     """A cluster to keep."""
 
-    name: Annotated[str, Field(min_length=1, max_length=200)]
+    name: Name
     spec: dict[str, Any]
 
 

@@ -6,7 +6,6 @@ import dataclasses
 import json
 from collections.abc import Callable
 from typing import Any
-from urllib.parse import quote
 
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
@@ -170,18 +169,17 @@ def _store(
     repository: SpecRepository[Row], kind: str, name: str, spec: dict[str, Any], **columns: str | None
 ) -> tuple[StoredSpec, bool]:
     there = repository.named(name)
-    if there is not None:
-        if there.spec_json != json.loads(json.dumps(spec)):
-            raise _taken(
-                kind, name, f"PUT /v1/{kind}s/{there.id} with If-Match replaces it; or choose another."
-            )
-        return _stored(there), False
-    try:
-        return _stored(repository.add(name, spec, **columns)), True
-    except IntegrityError:
-        raise _taken(
-            kind, name, f"It was taken this moment: GET /v1/{kind}s/{quote(name, safe='')}."
-        ) from None
+    if there is None:
+        try:
+            return _stored(repository.add(name, spec, **columns)), True
+        except IntegrityError:  # taken this moment
+            repository.rollback()
+            there = repository.named(name)
+            if there is None:  # and given up again
+                raise _taken(kind, name, "Send it again.") from None
+    if there.spec_json != json.loads(json.dumps(spec)):
+        raise _taken(kind, name, f"PUT /v1/{kind}s/{there.id} with If-Match replaces it; or choose another.")
+    return _stored(there), False
 
 
 def _replace(

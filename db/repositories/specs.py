@@ -43,12 +43,17 @@ class SpecRepository(Generic[Row]):
             setattr(row, column, value)
         return self._written(row)
 
+    def rollback(self) -> None:
+        """Leave the transaction as it was, after an IntegrityError."""
+        self._session.rollback()
+
     def named(self, name: str) -> Row | None:
         return self._session.scalar(select(self.table).where(self.table.name == name))
 
     def find(self, id_or_name: str, *, lock: bool = False) -> Row | None:
-        """The row; with ``lock``, it is held until the transaction ends."""
+        """The row of this id, else of this name; with ``lock``, it is held until the transaction ends."""
         query = select(self.table).where((self.table.id == id_or_name) | (self.table.name == id_or_name))
+        query = query.order_by((self.table.id == id_or_name).desc()).limit(1)
         query = query.execution_options(populate_existing=True)
         return self._session.scalar(query.with_for_update(key_share=True) if lock else query)
 

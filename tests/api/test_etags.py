@@ -14,7 +14,7 @@ from api.etags import read_tags
 from cost_model.cluster_file import cluster_to_mapping
 from cost_model.presets import preset
 from cost_model.rates_default import default_cost_model
-from db.repositories import CostModelRepository
+from db.repositories import ClusterRepository, CostModelRepository
 from db.session import Database
 from tests.api.conftest import Serve, Served
 from tests.api.seed import HARDWARE, seed_cost_model, seed_sweep, work
@@ -323,6 +323,38 @@ def test_any_text_is_tags_or_refused(text: str) -> None:
         assert one in rest
         rest = rest.replace(one, "", 1)
     assert not rest.strip(", \t")
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    "text", ["," + " " * 60_000 + "x", '"a"' + " \t" * 30_000 + '"b"', "," * 60_000 + "x"]
+)
+def test_a_long_field_of_nothing_is_refused_at_once(text: str) -> None:
+    """The server reads nothing else meanwhile: a time that grows as the square of the length would stop it."""
+    with pytest.raises(BadRequest):
+        read_tags("If-Match", [text])
+
+
+def test_a_name_that_looks_like_an_id_is_refused(served: Served) -> None:
+    made = served.client.post("/v1/clusters", json={"name": "ours", "spec": CLUSTER}).json()
+    for method, address in (("POST", "/v1/clusters"), ("PUT", "/v1/clusters/ours")):
+        answer = served.client.request(
+            method, address, json={"name": made["id"], "spec": CLUSTER}, headers={"If-Match": "*"}
+        )
+        assert answer.status_code == 422
+        assert "look like an id" in answer.text
+
+
+def test_an_id_goes_before_a_name_that_is_the_same(database: Database) -> None:
+    with database.session() as session:
+        clusters = ClusterRepository(session)
+        first = clusters.put("ours", CLUSTER)
+        clusters.put(first.id, CLUSTER)
+        clusters.replace(first, "ours again", CLUSTER)
+        for lock in (False, True):
+            found = clusters.find(first.id, lock=lock)
+            assert found is not None
+            assert found.name == "ours again"
 
 
 def test_a_field_that_was_not_sent_asks_nothing() -> None:

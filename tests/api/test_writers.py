@@ -13,6 +13,7 @@ import httpx
 import pytest
 from sqlalchemy import Engine, event, update
 
+from api.services import planning
 from cost_model.cluster_file import cluster_to_mapping
 from cost_model.presets import preset
 from db.lifecycle import TrialState
@@ -21,6 +22,7 @@ from db.repositories.samples import NewSample
 from db.tables import Trial
 from tests.api.conftest import Served
 from tests.api.seed import seed_sweep
+from tests.api.test_plans_http import REQUEST
 from tests.postgres import KINDS, fresh_url
 
 ROUNDS = 6
@@ -163,6 +165,43 @@ def test_of_two_who_store_the_same_new_name_one_makes_it(served: Served) -> None
             return served.client.post("/v1/clusters", json=body(nodes)).status_code
 
         assert sorted(pool.map(store, [1, 2])) == [201, 409]
+
+
+def test_of_two_who_store_the_same_under_one_name_both_have_it(served: Served) -> None:
+    for number in range(ROUNDS):
+        with ThreadPoolExecutor(2) as pool:
+            together = threading.Barrier(2)
+
+            def store(_: int, number: int = number, together: threading.Barrier = together) -> int:
+                together.wait(20)
+                named = {**body(1), "name": f"ours {number}"}
+                return served.client.post("/v1/clusters", json=named).status_code
+
+            assert sorted(pool.map(store, [1, 2])) == [200, 201]
+
+
+def test_one_key_makes_one_plan_however_many_ask_at_once(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    together = threading.Barrier(2)
+    plan = planning.compute_plan
+
+    def both_have_planned(inputs: Any) -> Any:
+        found = plan(inputs)
+        together.wait(60)
+        return found
+
+    monkeypatch.setattr(planning, "compute_plan", both_have_planned)
+    with ThreadPoolExecutor(2) as pool:
+
+        def ask(_: int) -> tuple[int, str]:
+            answer = served.client.post("/v1/plans", json=REQUEST, headers={"Idempotency-Key": "k"})
+            return answer.status_code, answer.json()["id"]
+
+        first, second = pool.map(ask, range(2))
+    assert first == second
+    assert first[0] == 201
+    assert [one["id"] for one in served.client.get("/v1/plans").json()["items"]] == [first[1]]
 
 
 def test_a_sweep_that_stays_the_same_keeps_its_tag(served: Served) -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from examples.job import cut_to, main, train
@@ -119,6 +122,40 @@ def test_a_rank_that_never_comes_ends_the_job_with_a_reason(tmp_path: Path) -> N
     assert run.returncode == 1
     assert "every rank of the job must be there" in run.stderr
     assert "Traceback" not in run.stderr
+
+
+def test_a_model_that_the_machine_cannot_hold_is_not_started(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    body = _body()
+    body["model"] |= {"hidden": 8192, "vocab": 10_000_000}
+    (tmp_path / "launch.json").write_text(json.dumps(body))
+    assert main([str(tmp_path / "launch.json")]) == 1
+    said = capsys.readouterr().err
+    assert "must fit this machine's memory" in said
+    assert "GiB for 2 ranks" in said
+
+
+def _ranks_of(pid: int) -> list[psutil.Process]:
+    """The processes that spawn has started to run a rank; its resource tracker is none."""
+    children = psutil.Process(pid).children()
+    return [one for one in children if one.is_running() and "spawn_main" in " ".join(one.cmdline())]
+
+
+@pytest.mark.parametrize("signal_", [signal.SIGKILL, signal.SIGTERM])
+def test_a_rank_that_is_killed_ends_the_job_with_a_reason(tmp_path: Path, signal_: signal.Signals) -> None:
+    path = tmp_path / "launch.json"
+    path.write_text(json.dumps(_body(max_tokens_per_rank=2**20, accumulation_steps=64)))
+    command = [sys.executable, "-m", "examples.job", str(path), "--tokens", "30000"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as job:
+        until = time.monotonic() + 60
+        while not (ranks := _ranks_of(job.pid)) and time.monotonic() < until:
+            time.sleep(0.05)
+        ranks[0].send_signal(signal_)
+        _, said = job.communicate(timeout=60)
+    assert job.returncode == 1
+    assert "every rank of the job must live until its end" in said
+    assert signal_.name in said
 
 
 def test_more_tokens_than_planned_end_before_anything_starts(

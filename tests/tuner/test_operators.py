@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cost_model.errors import RuleError
+from db.session import Database
 from operators.errors import RuleError as OperatorRuleError
 from tests.gang import gang
 from tests.tuner.rank_tasks import measure_quietly
+from tests.tuner.toy import ToyAdapter
 from tuner.measuring.measure import MeasureRequest
-from tuner.registry import load_adapter, operator_names, reference
-from tuner.space import Config
+from tuner.registry import OperatorAdapter, Shape, load_adapter, operator_names, reference
+from tuner.space import Config, Space
+from tuner.sweeping.sweep import create_sweep, parse_sweep
 
 SHAPES: dict[str, dict[str, Any]] = {
     "pipelined_llep": {
@@ -121,3 +125,45 @@ def test_an_unknown_operator_is_refused() -> None:
         load_adapter("tests.tuner.nowhere:ADAPTER")
     with pytest.raises(RuleError, match="NAME without name, version, providers"):
         load_adapter("tests.tuner.toy:NAME")
+    with pytest.raises(RuleError, match="ToyAdapter without name, version"):
+        load_adapter("tests.tuner.toy:ToyAdapter")
+    with pytest.raises(RuleError, match=r"UNFINISHED without has_peers, .*, build, reference_check"):
+        load_adapter("tests.tuner.test_operators:UNFINISHED")
+    for name in (":x", ".own:ADAPTER", "tests.tuner.test_operators:RAISING"):
+        with pytest.raises(RuleError, match="importable"):
+            load_adapter(name)
+
+
+class Unfinished(OperatorAdapter):
+    """It inherits what says nothing."""
+
+    name, version, providers = "unfinished", 1, ("flatpeak",)
+
+
+class Raising(ToyAdapter):
+    @property
+    def multiplies(self) -> bool:  # type: ignore[override]
+        raise OSError("no licence")
+
+
+UNFINISHED = Unfinished()  # type: ignore[abstract]
+RAISING = Raising()
+
+
+class Wrong(ToyAdapter):
+    """It answers with what is no space."""
+
+    def space(self, shape: Shape, ranks: int, provider: str) -> Space:
+        return {"n": [1, 2]}  # type: ignore[return-value]
+
+
+WRONG = Wrong()
+
+
+def test_what_an_own_adapter_raises_is_told_in_our_words(tmp_path: Path) -> None:
+    database = Database(f"sqlite:///{tmp_path / 'flatpeak.db'}")
+    database.migrate()
+    spec = {"operator": "tests.tuner.test_operators:WRONG", "target": {"ranks": 1}, "shape": {"log": "l"}}
+    with pytest.raises(RuleError, match=r"must answer for every shape.*narrowed"):
+        create_sweep(database, parse_sweep(spec))
+    database.close()

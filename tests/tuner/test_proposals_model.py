@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from cost_model.rates import RateView
 from cost_model.sample_formulas import sample_seconds
-from cost_model.samples import observations
+from cost_model.samples import Observation, observations
 from tests.tuner import recorded
 from tuner.proposals.model import (
     Candidate,
@@ -25,7 +25,7 @@ from tuner.proposals.model import (
     suggest,
 )
 from tuner.proposals.peak import Needed
-from tuner.proposals.prior import MOST_WARM, prior_for, shipped_for_others, unlike
+from tuner.proposals.prior import MOST_WARM, nearest, prior_for, shipped_for_others, unlike
 from tuner.replaying.replay import Options, replay
 from tuner.replaying.table import Recorded, Table, tables
 from tuner.space import Config, Knob, Space
@@ -305,6 +305,19 @@ def test_what_ships_for_other_shapes_tells_of_a_new_one_and_never_of_itself() ->
     distances = [unlike(one, shape) for one in found]
     assert distances == sorted(distances)
     assert shipped_for_others("stream_adamw", version, "some-machine", shape) == ()
+
+
+def test_rows_of_the_nearest_sizes_come_first() -> None:
+    """8,192 tokens lie nearer to 1,024 than 65,536 do, whatever their texts."""
+    shape = {"tokens_per_rank": 1024, "profile": "random"}
+    places = [(65_536, "random"), (8192, "balanced"), (1024, "balanced"), (8192, "random"), (1024, "random")]
+    rows = [
+        Observation("pipelined_llep", "forward", {"tokens_per_rank": n, "profile": word}, 1.0, 1, 0.0, None)
+        for n, word in places
+    ]
+    found = [(one.values["tokens_per_rank"], one.values["profile"]) for one in nearest(rows, shape)]
+    assert found == [places[i] for i in (4, 2, 3, 1, 0)]
+    assert [unlike(one, shape) == 0 for one in nearest(rows, shape)] == [True, False, False, False, False]
 
 
 def test_the_kernel_of_some_rows_is_those_rows_of_the_whole() -> None:

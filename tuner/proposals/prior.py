@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -67,14 +68,24 @@ def shipped_for_others(
     if rows.empty:
         return ()
     found, _ = observations(with_routing(rows), hardware_id)
-    sizes = {key: value for key, value in shape.items() if isinstance(value, int | float)}
-    others = [one for one in found if unlike(one, sizes)]
-    return tuple(sorted(others, key=lambda one: unlike(one, sizes))[:MOST_WARM])
+    return tuple(one for one in nearest(found, shape) if unlike(one, shape))[:MOST_WARM]
 
 
-def unlike(one: Observation, shape: Mapping[str, Any]) -> int:
-    """How many of a shape's sizes an observation differs in."""
-    return sum(one.values.get(key) != value for key, value in shape.items())
+def nearest(found: Iterable[Observation], shape: Mapping[str, Any]) -> list[Observation]:
+    """Observations of the likest shapes first."""
+    return sorted(found, key=lambda one: unlike(one, shape))
+
+
+def unlike(one: Observation, shape: Mapping[str, Any]) -> float:
+    """How far an observation's shape lies from this one: ratios of sizes as logarithms, 1 for another word."""
+    return sum(_apart(one.values.get(key), value) for key, value in shape.items())
+
+
+def _apart(one: Any, other: Any) -> float:
+    if one == other:
+        return 0.0
+    sizes = [v for v in (one, other) if isinstance(v, int | float) and not isinstance(v, bool) and v > 0]
+    return abs(math.log(sizes[0] / sizes[1])) if len(sizes) == 2 else 1.0
 
 
 def _some_processor() -> ClusterSpec:

@@ -15,7 +15,7 @@ from db.tables import Trial
 from tuner.executors.base import OOM_KINDS
 from tuner.proposals.model import Candidate, Problem, Seen, Suggestion, suggest
 from tuner.proposals.peak import Needed
-from tuner.proposals.prior import MOST_WARM, prior_for, shipped_rows, unlike
+from tuner.proposals.prior import MOST_WARM, nearest, prior_for, shipped_rows
 from tuner.registry import OperatorAdapter
 from tuner.routing.rows import with_routing
 from tuner.space import Space
@@ -80,8 +80,7 @@ def _older(
         return prior, []
     found, _ = observations(with_routing(pd.concat(frames, ignore_index=True)), hardware_id)
     shape = {**spec.group_shape, "ranks": spec.target.group_size}
-    found.sort(key=lambda one: unlike(one, shape))
-    return prior, found[:MOST_WARM]
+    return prior, nearest(found, shape)[:MOST_WARM]
 
 
 def _needed(trial: Trial) -> Needed | None:

@@ -15,7 +15,7 @@ from db.tables import Sweep, Trial
 from tuner.executors.base import OOM_KINDS, Executor, Site
 from tuner.proposals.model import Candidate
 from tuner.proposals.samplers import Known, propose, spellings
-from tuner.registry import OperatorAdapter, check_provider, load_adapter
+from tuner.registry import OperatorAdapter, answers, check_provider, load_adapter
 from tuner.space import Config, Knob, Scalar, Space, config_id
 from tuner.sweeping.next_point import suggest_next
 from tuner.sweeping.point_bound import bound_terms
@@ -204,10 +204,11 @@ def create_sweep(database: Database, spec: SweepSpec, idempotency_key: str | Non
         RuleError: unknown operator, provider, knob or key; an illegal shape; a grid larger than max_trials;
             an idempotency key used for another spec.
     """
-    points = _points(spec)
-    spec = points.spec
-    request = spec.model_dump(mode="json")
-    configs = _first_configs(points)
+    with answers(spec.operator):
+        points = _points(spec)
+        spec = points.spec
+        request = spec.model_dump(mode="json")
+        configs = _first_configs(points)
     try:
         return _store(database, points, configs, request, idempotency_key)
     except _MadeBefore as made:
