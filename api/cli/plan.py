@@ -213,7 +213,10 @@ def plan_text(plan: dict[str, Any]) -> Group:
 def _headline(plan: dict[str, Any]) -> Text:
     verdict = plan["verdict"]
     memory, step = plan.get("memory") or {}, plan.get("step_time") or {}
-    line = Text(verdict.replace("_", " "), style=_STYLES.get(verdict, "bold"))
+    style = _STYLES.get(verdict, "bold")
+    line = Text(
+        verdict.replace("_", " "), style=style, no_wrap=True, overflow="ignore"
+    )  # scripts read one line
     line.append(f"  in {plan['mode']} mode", style="not bold default")
     if memory.get("footprint_bytes") is not None:
         line.append(

@@ -102,6 +102,16 @@ def test_no_command_is_wrong_use(capsys: pytest.CaptureFixture[str]) -> None:
     assert Ran(capsys, "fly", "--json").refusal["value"] == "fly --json"
 
 
+def test_the_verdict_is_one_line_however_narrow_the_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    first = Ran(capsys, *PLAN, *WORK).out.splitlines()[0]
+    assert first.startswith("fits  in expected mode")
+    assert first.endswith(")")
+    assert " a step (" in first
+
+
 def test_a_plan_that_fits(capsys: pytest.CaptureFixture[str], tmp_path: Path, database_url: str) -> None:
     ran = Ran(capsys, *PLAN, *WORK, "--save", "--database", database_url, "--json")
     assert ran.code == 0
