@@ -111,9 +111,15 @@ class ProcessRanks:
         return dist.get_rank(self._group)
 
     def all_gather(self, x: Tensor) -> Tensor:
-        parts = [x.new_empty(x.shape) for _ in range(self.size)]
-        dist.all_gather(parts, x.contiguous(), group=self._group)
-        return torch.stack(parts)
+        if not self._posts(x):
+            parts = [x.new_empty(x.shape) for _ in range(self.size)]
+            dist.all_gather(parts, x.contiguous(), group=self._group)
+            return torch.stack(parts)
+        gathered = x.new_empty((self.size, *x.shape))
+        gathered[self.rank] = x
+        mine = x.contiguous()
+        self._post([mine] * self.size, list(gathered.unbind())).wait()
+        return gathered
 
     def all_reduce(self, x: Tensor, op: ReduceOp = "sum") -> None:
         dist.all_reduce(x, op=_OPS[op], group=self._group)
@@ -125,6 +131,11 @@ class ProcessRanks:
         row_bytes = source[0].numel() * source.element_size() if source.shape[0] else 0
         out_row_bytes = output[0].numel() * output.element_size() if output.shape[0] else 0
         flat_out, flat_in = _as_bytes(output).flatten(), _as_bytes(source).flatten()
+        if self._posts(flat_in):
+            received = flat_out.split([n * out_row_bytes for n in output_splits])
+            sent = flat_in.split([n * row_bytes for n in input_splits])
+            received[self.rank].copy_(sent[self.rank])
+            return self._post(sent, received)
         work = dist.all_to_all_single(
             flat_out,
             flat_in,
@@ -145,16 +156,32 @@ class ProcessRanks:
             out_splits = [receive.numel() if r == source else 0 for r in range(self.size)]
             in_splits = [send.numel() if r == to else 0 for r in range(self.size)]
             return self.all_to_all(receive.view(-1), send.view(-1), out_splits, in_splits)
-        ops = []
-        if send.numel():
-            ops.append(dist.P2POp(dist.isend, send, group=self._group, group_peer=to))
-        if receive.numel():
-            ops.append(dist.P2POp(dist.irecv, receive, group=self._group, group_peer=source))
-        works = dist.batch_isend_irecv(ops) if ops else []
-        return _Works(works, send, receive)
+        nothing = send.new_empty(0)
+        return self._post(
+            [send if r == to else nothing for r in range(self.size)],
+            [receive if r == source else nothing for r in range(self.size)],
+        )
 
     def barrier(self) -> None:
         dist.barrier(group=self._group)
+
+    def _posts(self, x: Tensor) -> bool:
+        """Whether a collective of ``x`` is made of sends and receives here.
+
+        gloo's own collectives send before they are ready to receive. A receiver's readiness then waits, on the one
+        connection of a pair, behind the data that goes the other way, and the two directions of a full-duplex link
+        carry their data one after the other.
+        """
+        return self._gloo and not x.is_cuda
+
+    def _post(self, sent: Sequence[Tensor], received: Sequence[Tensor]) -> Pending:
+        """Exchange with every other rank, ``sent[r]`` for ``received[r]``: all receives stand before the first send."""
+        others = [(self.rank + step) % self.size for step in range(1, self.size)]
+        into = [(received[r], r) for r in reversed(others) if received[r].numel()]
+        out = [(sent[r], r) for r in others if sent[r].numel()]
+        ops = [dist.P2POp(dist.irecv, x, group=self._group, group_peer=r) for x, r in into]
+        ops += [dist.P2POp(dist.isend, x, group=self._group, group_peer=r) for x, r in out]
+        return _Works(dist.batch_isend_irecv(ops) if ops else [], *sent, *received)
 
 
 class _StreamCopy:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from operators.errors import RuleError
 from operators.ranks import LoopbackRanks, ProcessRanks, Ranks
@@ -62,6 +63,29 @@ def _gather(ranks: Ranks) -> list[list[int]]:
 
 def test_gather_and_reduce() -> None:
     assert gang(2).run(_gather) == [[[0, 7, 1, 7], [2]]] * 2
+
+
+def _orders(ranks: Ranks) -> list[list[str]]:
+    orders: list[list[str]] = []
+    post = dist.batch_isend_irecv
+
+    def posted(ops: list[dist.P2POp]) -> list[dist.Work]:
+        orders.append([op.op.__name__ for op in ops])
+        return post(ops)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dist, "batch_isend_irecv", posted)
+        rows = torch.ones(6, 2)
+        ranks.all_to_all(torch.empty_like(rows), rows, [2] * 3, [2] * 3).wait()
+        ranks.all_gather(rows)
+        ranks.shift(rows, torch.empty_like(rows)).wait()
+    return orders
+
+
+def test_over_gloo_every_receive_stands_before_the_first_send() -> None:
+    """What a send finds unready waits behind it: a slow link would carry one direction after the other."""
+    whole = ["irecv"] * 2 + ["isend"] * 2
+    assert gang(3).run(_orders) == [[whole, whole, ["irecv", "isend"]]] * 3
 
 
 def _fail_on_one(ranks: Ranks) -> None:
