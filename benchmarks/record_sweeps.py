@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
+import math
 import random
 import shutil
 import sys
@@ -247,7 +248,7 @@ def _on_two_hosts(args: argparse.Namespace) -> None:
             "--out",
             str(out.resolve()),
         ]
-        done = hosts.run(command, timeout_s=3 * args.seconds + 600)
+        done = hosts.run(command, timeout_s=3 * args.seconds + 600 if math.isfinite(args.seconds) else None)
     print(done.stdout[-2000:], done.stderr[-2000:] if done.returncode else "", sep="")
     raise SystemExit(done.returncode)
 
@@ -261,7 +262,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1, help="launches of every point")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--ranks", type=int, help="default: 2, and 1 for the optimizer")
-    parser.add_argument("--seconds", type=float, default=1e9, help="most time for each sweep")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="most time for each sweep")
     parser.add_argument("--loopback", type=int, help="one rank plays its part in a group of so many")
     parser.add_argument("--label", required=True, help="the machine, in the file's name")
     parser.add_argument("--out", type=Path, default=FOLDER, help=f"default: {FOLDER.name}")
