@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 # A CPU build of this exact release is what the project is tested with; a range would fetch gigabytes.
 TORCH := torch==2.13.0
 
-.PHONY: demo test check soak format clean help
+.PHONY: demo test check format clean help
 
 help: ## say what each target does
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -24,9 +24,6 @@ demo: $(STAMP) ## the main job on real input: probe, sweep, fit, plan, export, r
 
 test: $(STAMP) ## all tests
 	$(BIN)/python -m pytest
-
-soak: $(STAMP) ## 2,000 trials among eight workers, four of them killed, on SQLite and Postgres: minutes
-	$(BIN)/python -m pytest -m soak
 
 check: $(STAMP) ## format, lint, types, imports
 	$(BIN)/ruff format --check .
