@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Literal, Protocol
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -20,6 +21,9 @@ from torch import Tensor
 from operators.errors import RuleError
 
 ReduceOp = Literal["sum", "max", "min"]
+_EXCHANGES: WeakKeyDictionary[dist.ProcessGroup, int] = WeakKeyDictionary()
+"""How many exchanges of sends and receives every group has had."""
+_NUMBERS, _KINDS = 2**28, ("all_gather", "all_to_all", "shift")
 _OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 
 
@@ -93,7 +97,9 @@ class ProcessRanks:
                 value=None,
                 remedy="Call torch.distributed.init_process_group first, or use LoopbackRanks.",
             )
-        self._group = group if group is not None else dist.group.WORLD
+        world = dist.group.WORLD
+        assert world is not None
+        self._group: dist.ProcessGroup = group if group is not None else world
         if dist.get_rank(self._group) < 0:
             raise RuleError(
                 rule="a rank may only use groups it belongs to",
@@ -116,9 +122,9 @@ class ProcessRanks:
             dist.all_gather(parts, x.contiguous(), group=self._group)
             return torch.stack(parts)
         gathered = x.new_empty((self.size, *x.shape))
-        gathered[self.rank] = x
-        mine = x.contiguous()
-        self._post([mine] * self.size, list(gathered.unbind())).wait()
+        gathered[self.rank] = x.detach()
+        mine = x.detach().contiguous()
+        self._post("all_gather", [mine] * self.size, list(gathered.unbind())).wait()
         return gathered
 
     def all_reduce(self, x: Tensor, op: ReduceOp = "sum") -> None:
@@ -135,7 +141,7 @@ class ProcessRanks:
             received = flat_out.split([n * out_row_bytes for n in output_splits])
             sent = flat_in.split([n * row_bytes for n in input_splits])
             received[self.rank].copy_(sent[self.rank])
-            return self._post(sent, received)
+            return self._post("all_to_all", sent, received)
         work = dist.all_to_all_single(
             flat_out,
             flat_in,
@@ -158,6 +164,7 @@ class ProcessRanks:
             return self.all_to_all(receive.view(-1), send.view(-1), out_splits, in_splits)
         nothing = send.new_empty(0)
         return self._post(
+            "shift",
             [send if r == to else nothing for r in range(self.size)],
             [receive if r == source else nothing for r in range(self.size)],
         )
@@ -174,13 +181,19 @@ class ProcessRanks:
         """
         return self._gloo and not x.is_cuda
 
-    def _post(self, sent: Sequence[Tensor], received: Sequence[Tensor]) -> Pending:
-        """Exchange with every other rank, ``sent[r]`` for ``received[r]``: all receives stand before the first send."""
+    def _post(self, kind: str, sent: Sequence[Tensor], received: Sequence[Tensor]) -> Pending:
+        """Exchange with every other rank, ``sent[r]`` for ``received[r]``: all receives stand before the first send.
+
+        As gloo's own collectives they are told apart by kind and number: a rank that left one out meets nobody.
+        """
+        number = _EXCHANGES.get(self._group, 0)
+        _EXCHANGES[self._group] = (number + 1) % _NUMBERS
+        tag = number * len(_KINDS) + _KINDS.index(kind) if self._gloo else 0  # NCCL knows no tags
         others = [(self.rank + step) % self.size for step in range(1, self.size)]
         into = [(received[r], r) for r in reversed(others) if received[r].numel()]
         out = [(sent[r], r) for r in others if sent[r].numel()]
-        ops = [dist.P2POp(dist.irecv, x, group=self._group, group_peer=r) for x, r in into]
-        ops += [dist.P2POp(dist.isend, x, group=self._group, group_peer=r) for x, r in out]
+        ops = [dist.P2POp(dist.irecv, x, group=self._group, tag=tag, group_peer=r) for x, r in into]
+        ops += [dist.P2POp(dist.isend, x, group=self._group, tag=tag, group_peer=r) for x, r in out]
         return _Works(dist.batch_isend_irecv(ops) if ops else [], *sent, *received)
 
 

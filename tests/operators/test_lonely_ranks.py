@@ -75,6 +75,17 @@ class _Gather(_Head):
     mode = "gather"
 
 
+class _Exchanges(_Run):
+    """Two exchanges of another kind and the same size."""
+
+    def forward(self) -> None:
+        to_the_other = [4, 0] if self.ranks.rank else [0, 4]
+        self.ranks.all_to_all(torch.empty(4), torch.ones(4), to_the_other, to_the_other).wait()
+
+    def backward(self) -> None:
+        self.ranks.shift(torch.ones(4), torch.empty(4)).wait()
+
+
 class _Offload(_Run):
     def forward(self) -> None:
         OffloadSession(1 << 16, ranks=self.ranks, device="cpu").close()
@@ -104,9 +115,8 @@ _CASES: list[tuple[type[_Run], str]] = [
 def _ends(ranks: ProcessRanks, cases: list[tuple[type[_Run], str]], goes_on: bool) -> list[str]:
     """How each case ended on this rank; rank 1's own code fails before ``where``."""
     timeout = timedelta(seconds=_TIMEOUT_S)
-    groups = [
-        dist.new_group(backend="gloo", timeout=timeout) for _ in _CASES
-    ]  # one each: a timeout breaks it
+    # one each: a timeout breaks it
+    groups = [dist.new_group(backend="gloo", timeout=timeout) for _ in cases]
     ends = []
     for group, (kind, where) in zip(groups, cases, strict=True):
         run = kind(ProcessRanks(group))
@@ -145,11 +155,11 @@ def test_the_others_end_with_an_error_when_a_rank_stops(two: Gang) -> None:
         assert "Timed out" in end, (kind, where, end)
 
 
-def test_a_rank_that_leaves_a_step_out_gets_no_result_and_gives_none(two: Gang) -> None:
+@pytest.mark.parametrize("kind", [_Exchanges, _Dispatch, _Head, _Gather])
+def test_a_rank_that_leaves_a_step_out_gets_no_result_and_gives_none(two: Gang, kind: type[_Run]) -> None:
     # Where sizes differ gloo ends the process and names a collective mismatch; here they would fit.
-    cases: list[tuple[type[_Run], str]] = [(_Dispatch, "backward"), (_Gather, "backward")]
     try:
-        for rank, ends in enumerate(two.run(_ends, cases, True)):
+        for rank, ends in enumerate(two.run(_ends, [(kind, "backward")], True)):
             assert "went through" not in ends, (rank, ends)
     except RankFailed as error:
         assert "the rank died" in str(error)  # noqa: PT017 - the other way to end
