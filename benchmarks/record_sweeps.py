@@ -67,7 +67,7 @@ def dispatch(machine: Machine) -> Iterator[Point]:
             ("balanced", f"skew:80/{2 * machine.ranks}", "random"),
         )
     else:
-        sizes, layer = (256, 512, 1024), {"hidden": 64, "intermediate": 64, "top_k": 2, "dtype": "float32"}
+        sizes, layer = (1024, 2048, 4096), {"hidden": 64, "intermediate": 64, "top_k": 2, "dtype": "float32"}
         experts, min_rows, profiles = 8, 16, ("balanced", "skew:80/2", "one_hot")
     for tokens in sizes:
         for profile in profiles:
