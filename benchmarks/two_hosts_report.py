@@ -39,7 +39,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "intermediate": INTERMEDIATE,
         "experts": EXPERTS,
         "top_k": TOP_K,
-        "profile": "balanced",
+        "profile": "random",
     },
     "ring_dtp": {"tokens_per_rank": TOKENS, "hidden": HIDDEN, "vocab": VOCAB},
 }

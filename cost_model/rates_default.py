@@ -100,8 +100,13 @@ def default_cost_model(cluster: ClusterSpec) -> CostModel:
         "segment_s": _rate(
             1e-3 if on_cpu else 0.3e-3, 1.0, "analytic", "s", "host time of a checkpointed segment"
         ),
+        # ranks of one processor move each other's bytes with the cores that multiply; a network moves them itself
         "overlap": _rate(
-            0.05 if on_cpu else 0.4, 0.5, known, "share", "hidden share of the shorter activity"
+            0.05 if on_cpu and cluster.nodes == 1 else 0.4,
+            0.5,
+            known,
+            "share",
+            "hidden share of the shorter activity",
         ),
         "copy_overlap": _rate(
             0.05 if on_cpu else 0.9, 0.5 if on_cpu else 0.11, "analytic", "share", "of a copy behind compute"

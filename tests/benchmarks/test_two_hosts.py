@@ -31,10 +31,10 @@ def test_every_rate_has_every_point_under_a_fingerprint_of_its_own(found: dict[s
 
 
 def test_a_faster_link_wants_larger_chunks_and_fewer(found: dict[str, AtRate]) -> None:
-    assert [found[rate].fitted_launch["max_chunks"] for rate in RATES] == [4, 2, 1]
-    assert [found[rate].fitted_launch["chunk_tokens"] for rate in RATES] == [256, 512, 1024]
-    # as measured, the fastest link's points tie: there is little left to hide
-    assert [found[rate].launch["max_chunks"] for rate in RATES[:2]] == [4, 2]
+    assert [found[rate].launch["max_chunks"] for rate in RATES] == [4, 2, 1]
+    assert [found[rate].launch["chunk_tokens"] for rate in RATES] == [256, 512, 1024]
+    # the fit goes the same way; it takes the step at K = 8 for a cost of every chunk
+    assert [found[rate].fitted_launch["max_chunks"] for rate in RATES] == [3, 1, 1]
     by_chunks = [found[rate].recommended["pipelined_llep"].by_knob for rate in RATES]
     gains = [points[1] / min(points.values()) for points in by_chunks]
     assert gains == sorted(gains, reverse=True)
@@ -43,7 +43,7 @@ def test_a_faster_link_wants_larger_chunks_and_fewer(found: dict[str, AtRate]) -
 
 def test_a_fit_at_one_rate_tells_how_another_differs(found: dict[str, AtRate]) -> None:
     slow, middle, fast = (found[rate] for rate in RATES)
-    for here, chunks, mode in ((slow, 4, "activations"), (fast, 1, "gather")):
+    for here, chunks, mode in ((slow, 2, "activations"), (fast, 1, "gather")):
         told = carried(middle, here)
         assert told["pipelined_llep"]["chunks"] == chunks
         assert told["ring_dtp"]["ring_mode"] == mode

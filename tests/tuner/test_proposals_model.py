@@ -325,3 +325,8 @@ def test_the_kernel_of_some_rows_is_those_rows_of_the_whole() -> None:
     points = [c.config for c in one.candidates]
     some = np.array([3, 0, 7])
     assert one.kernel.matrix(points, 0.6, some) == pytest.approx(one.kernel.matrix(points, 0.6)[some])
+
+
+def test_processors_joined_by_a_network_hide_its_time_and_ranks_of_one_do_not() -> None:
+    one, two = (prior_for("amd-epyc-x1-000000000000", nodes).rates["overlap"] for nodes in (1, 2))
+    assert one.value < 0.1 < 0.3 < two.value

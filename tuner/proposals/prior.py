@@ -29,12 +29,12 @@ _RAM_BYTES_PER_S, _LINK_BYTES_PER_S, _NETWORK_BYTES_PER_S = 1e10, 2e9, 2.5e8
 _ADAM_PARAMS_PER_S = 2e8
 
 
-def prior_for(hardware_id: str) -> CostModel:
+def prior_for(hardware_id: str, nodes: int = 1) -> CostModel:
     """Rates to start from on hardware of this fingerprint.
 
     A machine that reference measurements ship for: its own. Another one with a card of a known kind (its name is
-    part of the fingerprint): that card's, carried over. Anything else: a processor of these years, by guess. A
-    sweep weighs all of them against its own rows, so a poor guess costs trials, not the answer.
+    part of the fingerprint): that card's, carried over. Anything else: ``nodes`` processors of these years, by
+    guess. A sweep weighs all of them against its own rows, so a poor guess costs trials, not the answer.
     """
     for machine in MACHINES:
         if machine.hardware_id == hardware_id:
@@ -43,7 +43,7 @@ def prior_for(hardware_id: str) -> CostModel:
     for name in PRESET_NAMES:
         if name.rsplit("-", maxsplit=1)[-1] in words:
             return replace(default_cost_model(preset(name)), hardware_id=hardware_id)
-    return replace(default_cost_model(_some_processor()), hardware_id=hardware_id)
+    return replace(default_cost_model(_some_processor(nodes)), hardware_id=hardware_id)
 
 
 def shipped_rows(operator: str, version: int, hardware_id: str) -> pd.DataFrame:
@@ -88,13 +88,13 @@ def _apart(one: Any, other: Any) -> float:
     return abs(math.log(sizes[0] / sizes[1])) if len(sizes) == 2 else 1.0
 
 
-def _some_processor() -> ClusterSpec:
+def _some_processor(nodes: int) -> ClusterSpec:
     def guess(value: float) -> Figure:
         return Figure(value, "assumed")
 
     return ClusterSpec(
         name="processor",
-        nodes=1,
+        nodes=nodes,
         gpus_per_node=1,
         gpu=GpuSpec(
             name="processor",

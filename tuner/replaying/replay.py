@@ -178,7 +178,7 @@ def replay(
         space=table.space,
         candidates=[Candidate(p.config, _bound_told(p, options)) for p in table.points],
         bound_rules=options.bounds == "rule",
-        prior=prior or prior_for(table.hardware_id),
+        prior=prior or prior_for(table.hardware_id, int(table.shape.get("nodes", 1))),
         warm=warm,
     )
     runs = tuple(
