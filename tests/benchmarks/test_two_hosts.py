@@ -33,8 +33,10 @@ def test_every_rate_has_every_point_under_a_fingerprint_of_its_own(found: dict[s
 def test_a_faster_link_wants_larger_chunks_and_fewer(found: dict[str, AtRate]) -> None:
     assert [found[rate].launch["max_chunks"] for rate in RATES] == [4, 2, 1]
     assert [found[rate].launch["chunk_tokens"] for rate in RATES] == [256, 512, 1024]
-    # the fit goes the same way; it takes the step at K = 8 for a cost of every chunk
-    assert [found[rate].fitted_launch["max_chunks"] for rate in RATES] == [3, 1, 1]
+    # at the slowest rate K = 4 and 8 tie
+    assert [found[rate].fitted_launch["max_chunks"] for rate in RATES] == [8, 2, 1]
+    assert [found[rate].fitted_launch["chunk_tokens"] for rate in RATES] == [128, 512, 1024]
+    assert all(found[rate].recommended["pipelined_llep"].median_error < 0.04 for rate in RATES)
     by_chunks = [found[rate].recommended["pipelined_llep"].by_knob for rate in RATES]
     gains = [points[1] / min(points.values()) for points in by_chunks]
     assert gains == sorted(gains, reverse=True)
