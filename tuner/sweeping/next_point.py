@@ -67,7 +67,9 @@ def _older(
 ) -> tuple[CostModel, list[Observation]]:
     with database.reading() as session:
         row = CostModelRepository(session).current(hardware_id)
-        prior = prior_for(hardware_id, spec.target.nodes) if row is None else CostModel.from_json(row.model_json)
+        prior = (
+            prior_for(hardware_id, spec.target.nodes) if row is None else CostModel.from_json(row.model_json)
+        )
         rows = SampleRepository(session).frame(operator=adapter.name, hardware_id=hardware_id)
         flagged = SampleRepository(session).flagged_trials()
     rows = rows[rows["sweep_id"] != sweep_id]
