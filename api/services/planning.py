@@ -81,11 +81,13 @@ class PlanInputs:
 def measured_points(session: Session, cluster: ClusterSpec) -> MeasuredFronts:
     """Sweep rows of exactly this hardware: where a shape was measured, they stand in for the model.
 
-    Rows of flagged trials do not: their times may be those of another's work.
+    Rows of flagged trials do not, and the plan says so: their times may be those of another's work.
     """
     repository = SampleRepository(session)
     samples = repository.frame(hardware_id=cluster.hardware_id)
-    return with_measured(samples[~samples["trial_id"].isin(repository.flagged_trials())], cluster)
+    doubted = samples["trial_id"].isin(repository.flagged_trials())
+    flagged = int(samples.loc[doubted, "trial_id"].nunique())
+    return dataclasses.replace(with_measured(samples[~doubted], cluster), flagged=flagged)
 
 
 def compute_plan(inputs: PlanInputs) -> dict[str, Any]:

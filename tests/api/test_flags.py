@@ -106,10 +106,13 @@ def test_a_plan_and_a_later_sweep_leave_them_out(sweep: Seeded, database: Databa
     with database.session() as session:
         session.execute(update(Sample).values(hardware_id=cluster.hardware_id))
 
+    left_out = [0]
+
     def told() -> tuple[int, int]:
         """Points of the measured front, and observations that a later sweep begins with."""
         with database.reading() as session:
-            points = measured_points(session, cluster).points
+            found = measured_points(session, cluster)
+            points, left_out[0] = found.points, found.flagged
         _, warm = _older(database, "swp_later", parse_sweep(spec()), adapter, cluster.hardware_id)
         return sum(len(found) for found in points.values()), len(warm)
 
@@ -124,6 +127,7 @@ def test_a_plan_and_a_later_sweep_leave_them_out(sweep: Seeded, database: Databa
     # a machine that is always shared: a sweep begins better there than nowhere, a plan does not rest on it
     flag_all([{"flag": "busy_host", "message": "shared"}])
     assert told() == (0, 10)
+    assert left_out == [5]
 
 
 def test_rows_of_another_version_are_left_out_of_a_fit_and_counted(

@@ -339,6 +339,13 @@ def test_measured_points_take_the_models_place() -> None:
     assert plan.step.terms["head"].provenance != "measured"
     other = with_measured(rows(cost, "pipelined_llep", hardware_id="another"), cluster)
     assert not other
+    assert not any("left out" in warning for warning in plan.warnings)
+    doubted = make_plan(
+        spec, cluster, work, cost, PlanOptions(measured=replace(other, flagged=3)), fixed=pins
+    )
+    assert any(
+        warning.startswith("3 measured trials of this hardware are left out") for warning in doubted.warnings
+    )
 
 
 def test_what_was_measured_is_not_said_to_be_unmeasured() -> None:

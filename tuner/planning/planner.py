@@ -114,6 +114,11 @@ def make_plan(
     pins = {**chosen.fixed, **(fixed or {})}
     _check_pins(pins)
     used, notes = adapt_cost(cost, cluster, chosen.software)
+    if chosen.measured is not None and (count := chosen.measured.flagged):
+        notes.append(
+            f"{count} measured trials of this hardware are left out: others used the machine as they ran"
+            " (`flatpeak sweep show` marks them). Where the model misses what they saw, sweep again on a quiet machine."
+        )
     problem = Problem(model, cluster, workload, chosen.mode, pins, chosen.measured or None, chosen.send_ratio)
     if next(batches(model, cluster, workload, pins), None) is None:
         free = {key: value for key, value in pins.items() if key not in _LAYOUT_PINS}

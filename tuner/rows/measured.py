@@ -25,9 +25,14 @@ Points = dict[Any, Any]
 
 @dataclass(frozen=True)
 class MeasuredFronts:
-    """Seconds by (operator, shape key) and configuration, for the passes that were timed."""
+    """Seconds by (operator, shape key) and configuration, for the passes that were timed.
+
+    Attributes:
+        flagged: trials that were left out because others used the machine as they ran.
+    """
 
     points: Mapping[tuple[Any, ...], Points]
+    flagged: int = 0
 
     @staticmethod
     def of(samples: pd.DataFrame, hardware_id: str) -> MeasuredFronts:
