@@ -14,13 +14,12 @@ import argparse
 import csv
 import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median, quantiles
-from threading import Thread
 
 import torch
 import torch.distributed as dist
@@ -76,22 +75,18 @@ def exchange(rank: int, address: str, nbytes: int, repeats: int) -> dict[str, li
 
 def measure(rate: str, nbytes: int, repeats: int) -> list[dict[str, str | float]]:
     """One row a way: of every exchange the time of the slower rank."""
-    answers: list[dict[str, list[float]]] = [{}, {}]
-    with Hosts(rate, ray=False) as hosts:
+    with Hosts(rate, ray=False) as hosts, ThreadPoolExecutor(2) as pool:
 
-        def run(rank: int) -> None:
+        def run(rank: int) -> dict[str, list[float]]:
             command = [sys.executable, "-m", "benchmarks.gloo_exchange", "--rank", str(rank)]
             command += ["--address", hosts.addresses[0], "--bytes", str(nbytes), "--repeats", str(repeats)]
             done = hosts.run(command, host=rank)
             if done.returncode:
-                raise subprocess.CalledProcessError(done.returncode, command, stderr=done.stderr)
-            answers[rank] = json.loads(done.stdout)
+                raise SystemExit(f"rank {rank} ended with {done.returncode}: {done.stderr[-2000:]}")
+            found: dict[str, list[float]] = json.loads(done.stdout)
+            return found
 
-        threads = [Thread(target=run, args=(rank,)) for rank in (0, 1)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        answers = list(pool.map(run, (0, 1)))
     limit = nbytes * 8 / rate_of(rate)
     rows: list[dict[str, str | float]] = []
     for way, times in answers[0].items():
@@ -118,6 +113,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--address", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
+    if options.bytes < 1 or options.repeats < 2:
+        parser.error("an exchange has at least 1 byte, and a median and a 90th percentile at least 2 repeats")
+    if not options.out.parent.is_dir():
+        parser.error(f"there is no folder {options.out.parent}")
     if options.rank is not None:
         print(json.dumps(exchange(options.rank, options.address, options.bytes, options.repeats)))
         return

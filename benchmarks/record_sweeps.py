@@ -20,6 +20,7 @@ import gzip
 import json
 import math
 import random
+import re
 import shutil
 import sys
 import time
@@ -125,8 +126,8 @@ def points_of(name: str, machine: Machine) -> list[Point]:
     return points
 
 
-def record(name: str, args: argparse.Namespace) -> None:
-    """Measure points that are not in the file yet, within ``args.points`` and ``args.seconds``."""
+def record(name: str, args: argparse.Namespace) -> int:
+    """Measure points that are not in the file yet, within ``args.points`` and ``args.seconds``; how many failed."""
     operator, _, usual = SPACES[name]
     device: str = args.device
     # the optimizer talks to nobody: it has no peers to stand in for
@@ -207,6 +208,7 @@ def record(name: str, args: argparse.Namespace) -> None:
             shutil.copyfileobj(source, target)
         plain.unlink()
     print(f"{name}: {len(kept)} of {len(points)} points, {failed} failed now, {packed}")
+    return failed
 
 
 def _kept(path: Path) -> dict[tuple[str, str], int]:
@@ -253,6 +255,25 @@ def _on_two_hosts(args: argparse.Namespace) -> None:
     raise SystemExit(done.returncode)
 
 
+def _wrong(args: argparse.Namespace) -> str | None:
+    """What is wrong with the options, before anything is measured."""
+    least = {"points": 1, "repeats": 1, "rounds": 1, "nodes": 1, "ranks": 1, "loopback": 1}
+    low = [
+        name for name, value in least.items() if (given := getattr(args, name)) is not None and given < value
+    ]
+    if low or not args.seconds > 0:
+        return f"--{low[0] if low else 'seconds'} is too small"
+    if not re.fullmatch(r"[\w.-]+", args.label):
+        return f"--label is part of a file's name: letters, digits, ., _ and - (got {args.label!r})"
+    if args.hosts and (
+        args.device != "cpu" or args.loopback or args.ranks or args.nodes > 1 or args.ray_address
+    ):
+        return "--hosts brings its own ranks, nodes and Ray cluster, on the CPU"
+    if args.nodes > 1 and not args.ray_address:
+        return "--nodes needs a Ray cluster (--ray-address), or --hosts"
+    return None
+
+
 def main() -> None:
     """Record the named sweeps."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
@@ -272,11 +293,13 @@ def main() -> None:
     parser.add_argument("--ray-address", help="of a Ray cluster; default: ranks of this machine")
     parser.add_argument("--hosts", metavar="RATE", help="on two hosts of its own, joined at this rate")
     args = parser.parse_args()
+    if (wrong := _wrong(args)) is not None:
+        parser.error(wrong)
     if args.hosts:
         _on_two_hosts(args)
         return
-    for name in args.names or SPACES:
-        record(name, args)
+    if sum(record(name, args) for name in args.names or SPACES):
+        raise SystemExit(1)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ Every method is a collective: all ranks of the group call it in the same order, 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 from weakref import WeakKeyDictionary
 
@@ -21,9 +22,9 @@ from torch import Tensor
 from operators.errors import RuleError
 
 ReduceOp = Literal["sum", "max", "min"]
-_EXCHANGES: WeakKeyDictionary[dist.ProcessGroup, int] = WeakKeyDictionary()
-"""How many exchanges of sends and receives every group has had."""
-_NUMBERS, _KINDS = 2**28, ("all_gather", "all_to_all", "shift")
+_KINDS = ("all_gather", "all_to_all", "shift")
+_NUMBERS, _FIRST_TAG = 2**28, 2**30
+"""Tags are far from those that callers give their own sends on the same group."""
 _OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 
 
@@ -64,16 +65,56 @@ class _Done:
 
 
 class _Works:
-    """Works of one hop, with the tensors they read and write kept alive until the wait."""
+    """Works of one exchange, with the tensors they read and write kept alive until the wait."""
 
     def __init__(self, works: Sequence[dist.Work], *keep: Tensor) -> None:
         self._works = works
         self._keep = keep
 
     def wait(self) -> None:
-        for work in self._works:
+        works, self._works = self._works, ()
+        for work in works:
             work.wait()
         self._keep = ()
+
+
+class _Posted(_Works):
+    """Sends and receives over gloo: they end with their Python objects, so who drops one unwaited does not end it.
+
+    A caller that raised between an exchange and its wait would leave messages that nobody takes, and with them a
+    group on which nothing arrives any more. They stay in ``held`` until the wait, or until a later gather has
+    brought something from and to every rank: whatever was posted before has arrived by then.
+    """
+
+    def __init__(
+        self, held: dict[int, _Posted], number: int, works: Sequence[dist.Work], *keep: Tensor
+    ) -> None:
+        super().__init__(works, *keep)
+        self._held, self._number = held, number
+        if works:
+            held[number] = self
+
+    def wait(self) -> None:
+        try:
+            super().wait()
+        finally:
+            self._held.pop(self._number, None)
+
+    def let_go(self) -> None:
+        """After the wait for an exchange with every rank: what was posted before it is not held any longer."""
+        for number in [n for n in self._held if n < self._number]:
+            del self._held[number]
+
+
+@dataclass
+class _Exchanges:
+    """Exchanges of a group so far: how many, and those that nobody has waited for yet."""
+
+    count: int = 0
+    held: dict[int, _Posted] = field(default_factory=dict)
+
+
+_EXCHANGES: WeakKeyDictionary[dist.ProcessGroup, _Exchanges] = WeakKeyDictionary()
 
 
 def _as_bytes(x: Tensor) -> Tensor:
@@ -124,7 +165,10 @@ class ProcessRanks:
         gathered = x.new_empty((self.size, *x.shape))
         gathered[self.rank] = x.detach()
         mine = x.detach().contiguous()
-        self._post("all_gather", [mine] * self.size, list(gathered.unbind())).wait()
+        posted = self._post("all_gather", [mine] * self.size, list(gathered.unbind()))
+        posted.wait()
+        if isinstance(posted, _Posted) and x.numel():
+            posted.let_go()
         return gathered
 
     def all_reduce(self, x: Tensor, op: ReduceOp = "sum") -> None:
@@ -140,6 +184,12 @@ class ProcessRanks:
         if self._posts(flat_in):
             received = flat_out.split([n * out_row_bytes for n in output_splits])
             sent = flat_in.split([n * row_bytes for n in input_splits])
+            if received[self.rank].numel() != sent[self.rank].numel():
+                raise RuleError(
+                    rule="a rank receives from itself what it sends to itself",
+                    value=(output_splits[self.rank], input_splits[self.rank]),
+                    remedy="Give the same own split for output and source.",
+                )
             received[self.rank].copy_(sent[self.rank])
             return self._post("all_to_all", sent, received)
         work = dist.all_to_all_single(
@@ -181,20 +231,23 @@ class ProcessRanks:
         """
         return self._gloo and not x.is_cuda
 
-    def _post(self, kind: str, sent: Sequence[Tensor], received: Sequence[Tensor]) -> Pending:
+    def _post(self, kind: str, sent: Sequence[Tensor], received: Sequence[Tensor]) -> _Works:
         """Exchange with every other rank, ``sent[r]`` for ``received[r]``: all receives stand before the first send.
 
         As gloo's own collectives they are told apart by kind and number: a rank that left one out meets nobody.
         """
-        number = _EXCHANGES.get(self._group, 0)
-        _EXCHANGES[self._group] = (number + 1) % _NUMBERS
-        tag = number * len(_KINDS) + _KINDS.index(kind) if self._gloo else 0  # NCCL knows no tags
         others = [(self.rank + step) % self.size for step in range(1, self.size)]
         into = [(received[r], r) for r in reversed(others) if received[r].numel()]
         out = [(sent[r], r) for r in others if sent[r].numel()]
+        exchanges = _EXCHANGES.setdefault(self._group, _Exchanges())
+        number, exchanges.count = exchanges.count, exchanges.count + 1
+        tag = _FIRST_TAG + number % _NUMBERS * len(_KINDS) + _KINDS.index(kind) if self._gloo else 0
         ops = [dist.P2POp(dist.irecv, x, group=self._group, tag=tag, group_peer=r) for x, r in into]
         ops += [dist.P2POp(dist.isend, x, group=self._group, tag=tag, group_peer=r) for x, r in out]
-        return _Works(dist.batch_isend_irecv(ops) if ops else [], *sent, *received)
+        works = dist.batch_isend_irecv(ops) if ops else []
+        if self._gloo:
+            return _Posted(exchanges.held, number, works, *sent, *received)
+        return _Works(works, *sent, *received)
 
 
 class _StreamCopy:

@@ -88,6 +88,60 @@ def test_over_gloo_every_receive_stands_before_the_first_send() -> None:
     assert gang(3).run(_orders) == [[whole, whole, ["irecv", "isend"]]] * 3
 
 
+def _drops(ranks: Ranks, kind: str) -> list[float]:
+    """Rank 1 drops an exchange before its wait, as whoever raises does; then all go on."""
+    mine = torch.full((6, 2), float(ranks.rank))
+    out = torch.empty_like(mine)
+    pending = ranks.shift(mine, out) if kind == "shift" else ranks.all_to_all(out, mine, [2] * 3, [2] * 3)
+    if ranks.rank != 1:
+        pending.wait()
+        pending.wait()  # which is nothing by then
+    del pending, mine, out
+    gathered = ranks.all_gather(torch.tensor([float(ranks.rank)]))
+    again = torch.empty(3)
+    ranks.all_to_all(again, gathered.flatten(), [1] * 3, [1] * 3).wait()
+    ranks.barrier()
+    return [*gathered.flatten().tolist(), *again.tolist()]
+
+
+@pytest.mark.parametrize("kind", ["shift", "all_to_all"])
+def test_an_exchange_that_one_rank_drops_leaves_the_group_whole(kind: str) -> None:
+    assert gang(3).run(_drops, kind) == [[0.0, 1.0, 2.0, *[float(rank)] * 3] for rank in range(3)]
+
+
+def _beside_own_sends(ranks: Ranks) -> list[float]:
+    """A caller's own message on the same group, posted before and sent after ours."""
+    mine = torch.full((1,), float(ranks.rank))
+    theirs = torch.zeros(1)
+    work = dist.irecv(theirs, 1) if ranks.rank == 0 else None
+    gathered = ranks.all_gather(mine)
+    if ranks.rank == 1:
+        dist.send(torch.full((1,), 99.0), 0)
+    if work is not None:
+        work.wait()
+    return [*gathered.flatten().tolist(), float(theirs)]
+
+
+def test_a_callers_own_messages_are_not_taken_for_rows() -> None:
+    first, second = gang(2).run(_beside_own_sends)
+    assert (first, second) == ([0.0, 1.0, 99.0], [0.0, 1.0, 0.0])
+
+
+def _keeps_another_size(ranks: Ranks) -> str:
+    rows = torch.ones(2, 1, dtype=torch.uint8)
+    splits = [1, 1]
+    splits[ranks.rank] = 3
+    try:
+        ranks.all_to_all(torch.empty(4, 1, dtype=torch.uint8), rows, splits, [1, 1])
+    except RuleError as error:
+        return error.rule
+    return "taken"
+
+
+def test_what_a_rank_keeps_has_one_size() -> None:
+    assert gang(2).run(_keeps_another_size) == ["a rank receives from itself what it sends to itself"] * 2
+
+
 def _fail_on_one(ranks: Ranks) -> None:
     if ranks.rank == 1:
         raise ValueError("rank 1 is ill")
