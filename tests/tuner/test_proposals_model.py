@@ -20,6 +20,7 @@ from tuner.proposals.model import (
     Candidate,
     Problem,
     Seen,
+    Suggestion,
     _beliefs,
     _improvement,
     suggest,
@@ -330,3 +331,35 @@ def test_the_kernel_of_some_rows_is_those_rows_of_the_whole() -> None:
 def test_processors_joined_by_a_network_hide_its_time_and_ranks_of_one_do_not() -> None:
     one, two = (prior_for("amd-epyc-x1-000000000000", nodes).rates["overlap"] for nodes in (1, 2))
     assert one.value < 0.1 < 0.3 < two.value
+
+
+def test_an_early_end_is_not_the_formulas_word_alone() -> None:
+    """Between what the formula and what the knobs alone promise the search goes on, until eight points are measured."""
+    one = problem()
+    assert one.doubted is not None
+    configs = [c.config for c in one.candidates]
+    order = [*configs[::2], *configs[1::2]]
+    seen = [Seen(c, {"forward_backward": 1.0 + 0.01 * number}) for number, c in enumerate(order)]
+
+    def promised(by: Problem, points: int, stop_gain: float = 0.0) -> Suggestion:
+        found = suggest(by, seen[:points], taken=[], limit_bytes=ROOM, stop_gain=stop_gain)
+        assert found is not None
+        return found
+
+    few, alone = (promised(by, 5) for by in (one, one.doubted))
+    assert few.expected_gain < alone.expected_gain
+    assert promised(one, 5, (few.expected_gain + alone.expected_gain) / 2) == alone
+    few, alone = (promised(by, 8) for by in (one, one.doubted))
+    more = few.expected_gain + 1e-9
+    assert more < alone.expected_gain
+    assert suggest(one, seen[:8], taken=[], limit_bytes=ROOM, stop_gain=more) is None
+
+
+def test_older_rows_of_this_shape_need_no_second_opinion() -> None:
+    rows = recorded.rows("pipelined_llep", recorded.DISPATCH, recorded.dispatch_points(), seed=1)
+    older, _ = observations(rows, recorded.HARDWARE)
+    one = problem()
+    assert one.doubted is not None
+    assert one.doubted.formula is None
+    assert replace(one, warm=tuple(older)).doubted is None
+    assert one.doubted.doubted is None

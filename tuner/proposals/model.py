@@ -7,7 +7,8 @@ The logarithm of a point's latency is taken as
 with f the latency formula of the cost model. Its rates have a prior (the cost model in force, or what ships), the
 offset is common to all points, and the deviation, what the formula does not know, is a Gaussian process over the
 knobs. The rates are refitted to the rows so far; around that fit the model is linear in them, so that mean and
-interval of every point, and what points share, follow in closed form.
+interval of every point, and what points share, follow in closed form. The search ends when no point promises more;
+where that is after a few points, those that the process promises without the formula come first.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ STOP_GAIN = 5e-3
 """Expected improvement, as a share of the best latency, below which no further point is worth its launch."""
 _FEWEST = 5
 """Measured points before the search may end: fewer show too little of what the formula misses."""
+_DOUBTED_UNTIL = 8
+"""Measured points before which an end is the formula's word alone: the Gaussian process without it is asked as well."""
 _BOTH = "forward_backward"
 _OFFSET_SD = 1.0
 _LOOSEST, _PROBED = 1.5 / Z90, 0.5 / Z90
@@ -155,6 +158,13 @@ class Problem:
         return {**rates, **fit_operator(rates, self.warm).rates} if self.warm else rates
 
     @cached_property
+    def doubted(self) -> Problem | None:
+        """The same without the formula; None where there is none, or where older rows speak of this very shape."""
+        if self.formula is None or any(_same_shape(self.shape, w.values) for w in self.warm):
+            return None
+        return replace(self, formula=None, warm=())
+
+    @cached_property
     def kernel(self) -> KnobKernel:
         return KnobKernel(self.space, [c.config for c in self.candidates])
 
@@ -222,6 +232,7 @@ def suggest(
         seed: decides between points whose expected improvements are within 2 % of the largest.
         stop_gain: share of the best latency; the search ends when no point promises more.
     """
+    taken = list(taken)
     gone = {config_id(c) for c in (*taken, *running, *(s.config for s in seen))}
     seen = [one for one in seen if all(_is_a_time(t) for t in (*one.seconds.values(), one.total_s))]
     open_ = [c for c in problem.candidates if config_id(c.config) not in gone]
@@ -243,7 +254,18 @@ def suggest(
     if seen and _lost(needed, limit_bytes) >= _ENOUGH_LOST and float(chance.max()) < _LIKELY:
         return None
     if len(seen) >= _FEWEST and float(gains.max()) < stop_gain:
-        return None
+        if len(seen) >= _DOUBTED_UNTIL or problem.doubted is None:
+            return None
+        return suggest(
+            problem.doubted,
+            seen,
+            taken=taken,
+            limit_bytes=limit_bytes,
+            needed=needed,
+            running=running,
+            seed=seed,
+            stop_gain=stop_gain,
+        )
     if len(seen) >= _FEWEST and float(gains[safe].max()) < stop_gain:
         # all that promises anything may not fit: the least certain of the safe points tells most of the others
         nearly = np.flatnonzero(safe & (chance <= chance[safe].min()))
