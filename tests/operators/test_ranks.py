@@ -110,13 +110,15 @@ def test_an_exchange_that_one_rank_drops_leaves_the_group_whole(kind: str) -> No
 
 
 def _beside_own_sends(ranks: Ranks) -> list[float]:
-    """A caller's own message on the same group, posted before and sent after ours."""
+    """A caller's own message on the same group, posted before and sent after ours, on a group's first exchange."""
+    group = dist.new_group(backend="gloo")
+    ranks = ProcessRanks(group)
     mine = torch.full((1,), float(ranks.rank))
     theirs = torch.zeros(1)
-    work = dist.irecv(theirs, 1) if ranks.rank == 0 else None
+    work = dist.irecv(theirs, 1, group=group) if ranks.rank == 0 else None
     gathered = ranks.all_gather(mine)
     if ranks.rank == 1:
-        dist.send(torch.full((1,), 99.0), 0)
+        dist.send(torch.full((1,), 99.0), 0, group=group)
     if work is not None:
         work.wait()
     return [*gathered.flatten().tolist(), float(theirs)]
